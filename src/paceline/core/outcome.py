@@ -1,0 +1,77 @@
+"""What comes up: the truth of one step, and the token deltas that the scheduler makes of it."""
+
+from dataclasses import dataclass, field
+
+from paceline.core.request import FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class SlotOutcome:
+    """What one span yielded. `new_token_ids` are the accepted drafts and then exactly one more; empty in mid-prompt."""
+
+    slot: int
+    new_token_ids: tuple[int, ...]
+    num_drafted: int
+    num_accepted: int
+    num_draft_computed_tokens: int  # committed tokens with valid drafter KV after this step; 0 if it keeps none
+
+
+@dataclass(frozen=True, slots=True)
+class StepStats:
+    """Milliseconds by phase and sizes of one step; data until `metrics/` reads it."""
+
+    propose_ms: float
+    forward_ms: float
+    verify_ms: float
+    total_ms: float
+    num_rows: int
+    num_tokens: int  # target tokens actually run, drafts included
+    num_drafted_tokens: int
+    num_accepted_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    step_id: int
+    slots: tuple[SlotOutcome, ...]  # one per span, in the plan's order
+    stats: StepStats
+
+
+@dataclass(slots=True)
+class DraftStats:
+    """Acceptance of one request, in the terms of vLLM's per-request object (interface: `metrics.speculative_decoding`)."""
+
+    num_spec_steps: int = 0  # steps that verified at least one draft token
+    num_plain_steps: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    accepted_histogram: list[int] = field(default_factory=list[int])  # index: accepted in a step; sums to num_spec_steps
+
+
+@dataclass(frozen=True, slots=True)
+class RequestStats:
+    """What a finished request cost; travels with its last delta."""
+
+    draft: DraftStats
+    max_draft_length: int  # the request's cap K
+    num_cached_tokens: int  # prompt tokens that the prefix cache supplied at first admission
+    num_preemptions: int
+    queue_ms: float
+    prefill_ms: float
+    decode_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenDelta:
+    """New output of one request: 1 .. K+1 tokens of one step, the stop token included. The last one has a finish reason and stats.
+
+    The server may end a request at a stop string, without a last delta; so the first delta has stats too (cached tokens, queue
+    and prefill time), and every delta says how many drafts its step verified.
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None = None
+    stats: RequestStats | None = None
+    error: str | None = None  # why, when finish_reason is ERROR
+    num_drafted: int = 0  # draft tokens that this step verified for the request
