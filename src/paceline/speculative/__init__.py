@@ -1,0 +1,1 @@
+"""Propose and verify: drafters, the noise, and the only sampler. Called by `executor/step.py`; scheduling policy does not belong here."""

@@ -1,0 +1,1 @@
+"""One file per drafter; each is named in `speculative.drafter.DRAFTERS` and knows no other."""

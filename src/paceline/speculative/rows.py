@@ -1,0 +1,58 @@
+"""Sampling parameters as tensors: from slots to one row per span, and from spans to one row per wanted logits row.
+
+Called by the executor and by drafters that draw with the request's own parameters.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+import torch
+
+from paceline.core.plan import Span
+from paceline.core.slot import Slot
+from paceline.core.verification import SamplingRows
+
+
+def sampling_rows(spans: Sequence[Span], slots: Mapping[int, Slot]) -> SamplingRows:
+    """One row per span, in order; `output_index` is that of the next token to be committed."""
+    of_span = [slots[span.slot] for span in spans]
+    params = [slot.sampling for slot in of_span]
+    return SamplingRows(
+        temperature=torch.tensor([p.temperature for p in params], dtype=torch.float32),
+        top_k=torch.tensor([p.top_k for p in params], dtype=torch.int64),
+        top_p=torch.tensor([p.top_p for p in params], dtype=torch.float32),
+        min_p=torch.tensor([p.min_p for p in params], dtype=torch.float32),
+        seed=torch.tensor([_signed_bits(p.seed) for p in params], dtype=torch.int64),
+        output_index=torch.tensor([slot.num_output_tokens for slot in of_span], dtype=torch.int64),
+        emits=torch.tensor([span.emits for span in spans], dtype=torch.bool),
+        any_sampled=any(p.temperature > 0 for p in params),
+    )
+
+
+def select_rows(rows: SamplingRows, row: torch.Tensor, offset: torch.Tensor | int = 0) -> SamplingRows:
+    """Rows `row` `[N]` i64 of `rows`, repeats allowed, each `offset` `[N]` output tokens later."""
+    return SamplingRows(
+        temperature=rows.temperature[row],
+        top_k=rows.top_k[row],
+        top_p=rows.top_p[row],
+        min_p=rows.min_p[row],
+        seed=rows.seed[row],
+        output_index=rows.output_index[row] + offset,
+        emits=rows.emits[row],
+        any_sampled=rows.any_sampled,
+    )
+
+
+def host_ints(values: torch.Tensor) -> list[int]:
+    """The integers of a tensor `[N]` as a list."""
+    return cast(list[int], values.tolist())  # pyright: ignore[reportUnknownMemberType] - torch leaves tolist untyped
+
+
+def host_int_rows(values: torch.Tensor) -> list[list[int]]:
+    """The integers of a tensor `[N, M]` as lists of rows."""
+    return cast(list[list[int]], values.tolist())  # pyright: ignore[reportUnknownMemberType] - torch leaves tolist untyped
+
+
+def _signed_bits(seed: int) -> int:
+    """The unsigned 64-bit seed as the signed integer of the same bits, which is what an i64 tensor holds."""
+    return seed - (1 << 64) if seed >= 1 << 63 else seed
