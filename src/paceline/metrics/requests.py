@@ -1,0 +1,134 @@
+"""What the server saw of its requests: counts and histograms, owned here and filled by `server/`. Rendered by `prometheus.py`.
+
+All intervals are differences of this process's monotonic clock. Not thread-safe: one event loop owns an instance.
+"""
+
+import time
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from paceline.core.request import FinishReason
+from paceline.metrics.catalog import CATALOG, Kind
+
+THROUGHPUT_WINDOW_S = 30
+
+
+class ErrorKind(StrEnum):
+    """Values of `paceline_errors_total{kind}`: a fixed set, so that a client cannot grow it."""
+
+    BAD_INPUT = "bad_input"
+    NOT_FOUND = "not_found"
+    TOO_LARGE = "too_large"
+    UNAVAILABLE = "unavailable"
+    ENGINE_DEAD = "engine_dead"
+    ENGINE_FAILED = "engine_failed"
+    INTERNAL = "internal"
+
+
+class Histogram:
+    """Counts by upper bound. `observe` takes a weight: the tokens of one step are one call."""
+
+    __slots__ = ("_bounds", "_counts", "_sum")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float, weight: int = 1) -> None:
+        self._counts[bisect_left(self._bounds, value)] += weight
+        self._sum += value * weight
+
+    def cumulative(self) -> list[tuple[str, float]]:
+        """(upper bound as text, observations up to it), the last one `+Inf`."""
+        total, result = 0, list[tuple[str, float]]()
+        for bound, count in zip((*self._bounds, None), self._counts, strict=True):
+            total += count
+            result.append(("+Inf" if bound is None else str(float(bound)), total))
+        return result
+
+    @property
+    def sum(self) -> float:
+        return self._sum
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedRequest:
+    """One request at its end; times in seconds."""
+
+    finish_reason: FinishReason
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_spec_steps: int
+    e2e_s: float
+    queue_s: float
+    prefill_s: float
+    decode_s: float
+    token_span_s: float  # last delta - first delta
+
+
+class RequestMetrics:
+    """All observations since the server started."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._finished = deque[list[int]]()  # [whole second, requests that ended in it], oldest first
+        self.finished_by_reason = dict.fromkeys(FinishReason, 0)
+        self.errors = dict.fromkeys(ErrorKind, 0)
+        self.histograms = {
+            metric.name: Histogram(metric.buckets) for metric in CATALOG.values() if metric.kind is Kind.HISTOGRAM and not metric.labels
+        }
+        latency = CATALOG["llm_latency_seconds"].buckets
+        self.latency_by_type = {"speculative": Histogram(latency), "baseline": Histogram(latency)}
+
+    def first_tokens(self, ttft_s: float) -> None:
+        """The first delta of a request came `ttft_s` after its arrival."""
+        self.histograms["vllm:time_to_first_token_seconds"].observe(ttft_s)
+
+    def next_tokens(self, gap_s: float, num_tokens: int) -> None:
+        """A later delta of `num_tokens` came `gap_s` after the one before: each token took an equal share."""
+        if num_tokens:
+            self.histograms["vllm:inter_token_latency_seconds"].observe(gap_s / num_tokens, num_tokens)
+
+    def finished(self, request: FinishedRequest) -> None:
+        """A request ended. Latencies are observed for answers only; aborted and failed requests are only counted."""
+        self.finished_by_reason[request.finish_reason] += 1
+        if request.finish_reason not in (FinishReason.STOP, FinishReason.LENGTH):
+            return
+        self._count_finished()
+        if request.num_output_tokens > 1:
+            time_per_token_s = request.token_span_s / (request.num_output_tokens - 1)
+            self.histograms["vllm:request_time_per_output_token_seconds"].observe(time_per_token_s)
+        for name, value in (
+            ("vllm:e2e_request_latency_seconds", request.e2e_s),
+            ("vllm:request_queue_time_seconds", request.queue_s),
+            ("vllm:request_prefill_time_seconds", request.prefill_s),
+            ("vllm:request_decode_time_seconds", request.decode_s),
+            ("vllm:request_prompt_tokens", request.num_prompt_tokens),
+            ("vllm:request_generation_tokens", request.num_output_tokens),
+        ):
+            self.histograms[name].observe(value)
+        self.latency_by_type["speculative" if request.num_spec_steps else "baseline"].observe(request.e2e_s)
+
+    def error(self, kind: ErrorKind) -> None:
+        self.errors[kind] += 1
+
+    def throughput(self) -> float:
+        """Answers per second over the last `THROUGHPUT_WINDOW_S` seconds."""
+        self._drop_old()
+        return sum(count for _, count in self._finished) / THROUGHPUT_WINDOW_S
+
+    def _count_finished(self) -> None:
+        now_s = self._drop_old()
+        if not self._finished or self._finished[-1][0] != now_s:
+            self._finished.append([now_s, 0])
+        self._finished[-1][1] += 1
+
+    def _drop_old(self) -> int:
+        now_s = int(self._clock())
+        while self._finished and self._finished[0][0] <= now_s - THROUGHPUT_WINDOW_S:
+            self._finished.popleft()
+        return now_s

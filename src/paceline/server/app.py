@@ -1,0 +1,152 @@
+"""The routes. `create_app` puts the parts together; each route is a few lines that hand over to the part that does the work."""
+
+import time
+from pathlib import Path
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from paceline import __version__
+from paceline.config import ServerConfig
+from paceline.errors import NotFoundError, PacelineError
+from paceline.metrics.prometheus import CONTENT_TYPE, Snapshot, render
+from paceline.metrics.requests import RequestMetrics
+from paceline.server.chat import Job, Preparation
+from paceline.server.edge import Edge
+from paceline.server.engine_port import Engine
+from paceline.server.generation import Generation
+from paceline.server.health import Health, HealthCheck
+from paceline.server.inflight import InFlight
+from paceline.server.openai import answers
+from paceline.server.openai.answers import Envelope
+from paceline.server.openai.errors import ErrorAnswer, answer_for, answer_for_invalid, answer_for_status
+from paceline.server.openai.requests import ChatCompletionRequest, CompletionRequest, GenerationRequest, StreamOptions
+from paceline.server.stream import STOPPING, BodyResponse, StreamResponse
+
+
+def create_app(engine: Engine, config: ServerConfig, model_folder: Path, in_flight: InFlight | None = None) -> ASGIApp:
+    """The server as an ASGI application. Raises BadInputError if the folder's tokenizer files cannot be used.
+
+    `in_flight`: given by who wants to end running answers at shut-down.
+    """
+    return Server(engine, config, model_folder, in_flight or InFlight()).app
+
+
+class Server:
+    """The parts of a server, and its application."""
+
+    def __init__(self, engine: Engine, config: ServerConfig, model_folder: Path, in_flight: InFlight) -> None:
+        self.model_name = config.served_model_name or engine.facts.model_name
+        self.metrics = RequestMetrics()
+        self.health = HealthCheck(engine, in_flight, config.engine.max_num_batched_tokens)
+        self._engine = engine
+        self._config = config
+        self._in_flight = in_flight
+        self._preparation = Preparation(model_folder, engine.facts, self.model_name, config.engine.seed)
+        self._created_s = int(time.time())
+        # strict_content_type off: a body without a content type is taken for JSON. No docs pages: they would load from a CDN.
+        routes = FastAPI(title="Paceline", version=__version__, docs_url=None, redoc_url=None, strict_content_type=False)
+        self._add_routes(routes)
+        self._add_error_handlers(routes)
+        self.app: ASGIApp = Edge(routes, self.metrics)
+
+    @property
+    def has_chat(self) -> bool:
+        return self._preparation.has_chat_template
+
+    def _add_routes(self, routes: FastAPI) -> None:
+        for path, endpoint in (
+            ("/v1/completions", self.create_completion),
+            ("/v1/chat/completions", self.create_chat_completion),
+        ):
+            routes.add_api_route(path, endpoint, methods=["POST"], response_class=Response)
+        for path, endpoint in (
+            ("/v1/models", self.list_models),
+            ("/v1/models/{name:path}", self.get_model),
+            ("/health", self.get_health),
+            ("/ready", self.get_ready),
+            ("/metrics", self.get_metrics),
+        ):
+            routes.add_api_route(path, endpoint, methods=["GET"], response_class=Response)
+
+    def _add_error_handlers(self, routes: FastAPI) -> None:
+        async def on_error(_: Request, error: Exception) -> Response:
+            return self._error_response(answer_for(error))
+
+        async def on_invalid(_: Request, error: Exception) -> Response:
+            assert isinstance(error, RequestValidationError)
+            return self._error_response(answer_for_invalid(error.errors(), error.body))
+
+        async def on_http_error(request: Request, error: Exception) -> Response:
+            assert isinstance(error, HTTPException)
+            detail = error.detail
+            if error.status_code in (404, 405):
+                detail = f"{request.method} {request.scope['path'][:100]} is no route of this server; GET /openapi.json lists them"
+            response = self._error_response(answer_for_status(error.status_code, detail))
+            response.headers.update(error.headers or {})
+            return response
+
+        routes.add_exception_handler(PacelineError, on_error)
+        routes.add_exception_handler(Exception, on_error)  # raised on by Starlette, logged by the edge
+        routes.add_exception_handler(RequestValidationError, on_invalid)
+        routes.add_exception_handler(HTTPException, on_http_error)
+
+    async def create_completion(self, body: CompletionRequest) -> Response:
+        """OpenAI's completions: text or token ids in, text out."""
+        return self._answer(body, await self._preparation.completion(body), is_chat=False)
+
+    async def create_chat_completion(self, body: ChatCompletionRequest) -> Response:
+        """OpenAI's chat completions."""
+        return self._answer(body, await self._preparation.chat(body), is_chat=True)
+
+    async def list_models(self) -> Response:
+        """The one model that is served."""
+        return _json(answers.model_list(self.model_name, self._created_s, self._engine.facts.max_model_len))
+
+    async def get_model(self, name: str) -> Response:
+        """The same by its name."""
+        if name != self.model_name:
+            raise NotFoundError(f"the model {name[:100]!r} does not exist here", param="model", code="model_not_found")
+        return _json(answers.model_entry(self.model_name, self._created_s, self._engine.facts.max_model_len))
+
+    async def get_health(self) -> Response:
+        """200 only while the engine makes progress."""
+        return _verdict(await self.health.check())
+
+    async def get_ready(self) -> Response:
+        """200 while new requests are taken."""
+        if self._in_flight.is_draining:
+            return _verdict(Health(False, "the server is shutting down"))
+        return _verdict(Health(self._engine.is_alive, "ready" if self._engine.is_alive else "the engine has stopped"))
+
+    async def get_metrics(self) -> Response:
+        """Prometheus' text format."""
+        enable_prefix_caching = self._config.engine.enable_prefix_caching
+        snapshot = Snapshot(self.model_name, self._engine.facts, self._engine.stats(), self.metrics, enable_prefix_caching)
+        return Response(render(snapshot), media_type=CONTENT_TYPE)
+
+    def _answer(self, body: GenerationRequest, job: Job, is_chat: bool) -> Response:
+        if self._in_flight.is_draining:
+            return self._error_response(STOPPING)
+        options = (body.stream_options or StreamOptions()) if body.stream else StreamOptions()
+        envelope = Envelope(job.answer_id, self.model_name, int(time.time()), is_chat, has_usage=bool(options.include_usage))
+        generation = Generation(self._engine, self._preparation.vocabulary, job, self.metrics, self._config.engine.verification)
+        if body.stream:
+            return StreamResponse(generation, envelope, self._in_flight, self.metrics, options)
+        return BodyResponse(generation, envelope, self._in_flight, self.metrics)
+
+    def _error_response(self, error: ErrorAnswer) -> Response:
+        self.metrics.error(error.kind)
+        headers = {} if error.retry_after_s is None else {"retry-after": str(error.retry_after_s)}
+        return _json(error.body, error.status, headers)
+
+
+def _json(body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(body, status, headers, media_type="application/json")
+
+
+def _verdict(health: Health) -> Response:
+    return _json(answers.health(health.is_healthy, health.reason), 200 if health.is_healthy else 503)

@@ -1,0 +1,232 @@
+"""Runs one job: engine requests to text, with what they cost. Between the engine and the two kinds of answer in `stream.py`.
+
+Closing `run` early, by a stop string, a client that left or an error, aborts what still runs in the engine.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+from paceline.core.outcome import DraftStats, RequestStats, TokenDelta
+from paceline.core.request import FinishReason, Request
+from paceline.errors import PacelineError
+from paceline.metrics.requests import FinishedRequest, RequestMetrics
+from paceline.server.chat import Job
+from paceline.server.detokenize import Detokenizer, TextDelta, Vocabulary
+from paceline.server.engine_port import Engine
+from paceline.server.openai.answers import AnswerMetrics, Usage
+
+
+@dataclass(slots=True)
+class Tally:
+    """What one engine request cost so far.
+
+    The engine's own figures come with the first and the last delta; those of a request that a stop string ended are counted here.
+    """
+
+    request: Request
+    num_output_tokens: int = 0
+    first_s: float | None = None  # time.monotonic() of the first delta
+    last_s: float = 0.0
+    stats: RequestStats | None = None  # the engine's latest
+    is_final: bool = False  # `stats` came with the last delta
+    counted: DraftStats = field(default_factory=DraftStats)
+
+    def add(self, delta: TokenDelta, text: TextDelta, now_s: float) -> None:
+        if self.first_s is None:
+            self.first_s = now_s
+        else:
+            self._count_step(delta)
+        self.last_s = now_s
+        self.num_output_tokens += text.num_tokens
+        if delta.stats is not None:
+            self.stats = delta.stats
+            self.is_final = delta.finish_reason is not None
+
+    @property
+    def draft(self) -> DraftStats:
+        return self.stats.draft if self.stats is not None and self.is_final else self.counted
+
+    @property
+    def num_cached_tokens(self) -> int:
+        return 0 if self.stats is None else self.stats.num_cached_tokens
+
+    @property
+    def queue_ms(self) -> float:
+        return 0.0 if self.stats is None else self.stats.queue_ms
+
+    @property
+    def prefill_ms(self) -> float:
+        if self.stats is not None:
+            return self.stats.prefill_ms
+        return 0.0 if self.first_s is None else (self.first_s - self.request.arrival_s) * 1e3
+
+    @property
+    def decode_ms(self) -> float:
+        if self.stats is not None and self.is_final:
+            return self.stats.decode_ms
+        return self.token_span_s * 1e3
+
+    @property
+    def token_span_s(self) -> float:
+        return 0.0 if self.first_s is None else self.last_s - self.first_s
+
+    def _count_step(self, delta: TokenDelta) -> None:
+        """A delta is one step: its accepted drafts and one more token. The first one, the prompt's, is no decode step."""
+        if not delta.token_ids:
+            return
+        if delta.num_drafted == 0:
+            self.counted.num_plain_steps += 1
+            return
+        num_accepted = len(delta.token_ids) - 1
+        histogram = self.counted.accepted_histogram
+        histogram.extend([0] * (num_accepted + 1 - len(histogram)))
+        histogram[num_accepted] += 1
+        self.counted.num_spec_steps += 1
+        self.counted.num_draft_tokens += delta.num_drafted
+        self.counted.num_accepted_tokens += num_accepted
+
+
+class Generation:
+    """One job in the engine."""
+
+    def __init__(self, engine: Engine, vocabulary: Vocabulary, job: Job, metrics: RequestMetrics, verification: str) -> None:
+        """`verification`: the rule's name, for the answer's metrics."""
+        self._engine = engine
+        self._vocabulary = vocabulary
+        self._metrics = metrics
+        self._verification = verification
+        self.job = job
+        self._tallies = [Tally(request) for request in job.requests]
+
+    async def run(self) -> AsyncGenerator[tuple[int, TextDelta], None]:
+        """(prompt, text) as it comes, until every prompt has finished. Raises what the engine raised, PacelineError if it gave up."""
+        if len(self._tallies) == 1:
+            async with aclosing(self._run_one(self._tallies[0])) as deltas:
+                async for delta in deltas:
+                    yield 0, delta
+            return
+        async with aclosing(_merge([self._run_one(tally) for tally in self._tallies])) as merged:
+            async for item in merged:
+                yield item
+
+    @property
+    def usage(self) -> Usage:
+        """The counts so far."""
+        return Usage(
+            sum(len(tally.request.prompt_token_ids) for tally in self._tallies),
+            sum(tally.num_output_tokens for tally in self._tallies),
+            sum(tally.num_cached_tokens for tally in self._tallies),
+        )
+
+    @property
+    def metrics(self) -> AnswerMetrics:
+        """What the job cost; with several prompts, steps are summed and times are those of the slowest."""
+        draft = DraftStats()
+        for tally in self._tallies:
+            _add(draft, tally.draft)
+        return AnswerMetrics(
+            draft=draft,
+            max_draft_length=max(self._max_draft_length(tally) for tally in self._tallies),
+            verification=self._verification,
+            queue_ms=max(tally.queue_ms for tally in self._tallies),
+            prefill_ms=max(tally.prefill_ms for tally in self._tallies),
+            decode_ms=max(tally.decode_ms for tally in self._tallies),
+        )
+
+    def _max_draft_length(self, tally: Tally) -> int:
+        if tally.stats is not None:
+            return tally.stats.max_draft_length
+        facts, limit = self._engine.facts, tally.request.max_draft_length
+        if facts.drafter == "none":
+            return 0
+        return facts.max_draft_length if limit is None else limit
+
+    async def _run_one(self, tally: Tally) -> AsyncGenerator[TextDelta, None]:
+        request = tally.request
+        detokenizer = Detokenizer(self._vocabulary, request.prompt_token_ids, self.job.stops)
+        deltas = self._engine.submit(request)
+        last: TextDelta | None = None
+        ended = FinishReason.ABORT
+        try:
+            async for delta in deltas:
+                if delta.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
+                    raise PacelineError(delta.error or "the engine ended this request before it was finished")
+                text = detokenizer.push(delta)
+                self._observe(tally, delta, text)
+                if text.finish_reason is not None:
+                    last, ended = text, text.finish_reason
+                    break
+                yield text
+            if last is None:
+                raise PacelineError("the engine ended this request without a reason")
+        except PacelineError:
+            ended = FinishReason.ERROR
+            raise
+        finally:
+            if isinstance(deltas, AsyncGenerator):
+                await deltas.aclose()  # after a stop string this tells the engine to stop, before the client has read the end
+            self._metrics.finished(_finished(tally, ended))
+        yield last
+
+    def _observe(self, tally: Tally, delta: TokenDelta, text: TextDelta) -> None:
+        now_s = time.monotonic()
+        if tally.first_s is None:
+            self._metrics.first_tokens(now_s - tally.request.arrival_s)
+        else:
+            self._metrics.next_tokens(now_s - tally.last_s, len(delta.token_ids))
+        tally.add(delta, text, now_s)
+
+
+async def _merge(streams: Sequence[AsyncIterator[TextDelta]]) -> AsyncGenerator[tuple[int, TextDelta], None]:
+    """Items of all streams as they come, each with its stream's number. The first error ends all."""
+    queue: asyncio.Queue[tuple[int, TextDelta] | None] = asyncio.Queue()  # holds at most the answers' tokens
+
+    async def pump(index: int, stream: AsyncIterator[TextDelta]) -> None:
+        async for item in stream:
+            queue.put_nowait((index, item))
+
+    async def pump_all() -> None:
+        try:
+            async with asyncio.TaskGroup() as group:
+                for index, stream in enumerate(streams):
+                    group.create_task(pump(index, stream))
+        finally:
+            queue.put_nowait(None)
+
+    pumps = asyncio.create_task(pump_all())
+    try:
+        while (item := await queue.get()) is not None:
+            yield item
+        await pumps
+    except BaseExceptionGroup as group:
+        raise group.exceptions[0] from None
+    finally:
+        pumps.cancel()
+        await asyncio.wait([pumps])
+
+
+def _add(total: DraftStats, part: DraftStats) -> None:
+    total.num_spec_steps += part.num_spec_steps
+    total.num_plain_steps += part.num_plain_steps
+    total.num_draft_tokens += part.num_draft_tokens
+    total.num_accepted_tokens += part.num_accepted_tokens
+    total.accepted_histogram.extend([0] * (len(part.accepted_histogram) - len(total.accepted_histogram)))
+    for num_accepted, num_steps in enumerate(part.accepted_histogram):
+        total.accepted_histogram[num_accepted] += num_steps
+
+
+def _finished(tally: Tally, reason: FinishReason) -> FinishedRequest:
+    return FinishedRequest(
+        finish_reason=reason,
+        num_prompt_tokens=len(tally.request.prompt_token_ids),
+        num_output_tokens=tally.num_output_tokens,
+        num_spec_steps=tally.draft.num_spec_steps,
+        e2e_s=tally.last_s - tally.request.arrival_s,
+        queue_s=tally.queue_ms / 1e3,
+        prefill_s=tally.prefill_ms / 1e3,
+        decode_s=tally.decode_ms / 1e3,
+        token_span_s=tally.token_span_s,
+    )

@@ -1,0 +1,155 @@
+"""Bodies and stream chunks of both generation endpoints, encoded. Chunks are glued from prepared bytes: one per token must be cheap."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from paceline.core.outcome import DraftStats
+
+_encode = msgspec.json.encode
+
+DONE = b"data: [DONE]\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of one HTTP request, all its prompts together."""
+
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_cached_tokens: int
+
+    def fields(self) -> dict[str, object]:
+        return {
+            "prompt_tokens": self.num_prompt_tokens,
+            "completion_tokens": self.num_output_tokens,
+            "total_tokens": self.num_prompt_tokens + self.num_output_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.num_cached_tokens},
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerMetrics:
+    """The `metrics` object of a final answer."""
+
+    draft: DraftStats
+    max_draft_length: int  # K of this request
+    verification: str
+    queue_ms: float
+    prefill_ms: float
+    decode_ms: float
+
+    def fields(self) -> dict[str, object]:
+        draft, k = self.draft, self.max_draft_length
+        histogram = (draft.accepted_histogram + [0] * (k + 1))[: k + 1]  # nothing can be accepted beyond K
+        return {
+            "speculative_decoding": {
+                "mean_acceptance_length": 1 + draft.num_accepted_tokens / draft.num_spec_steps if draft.num_spec_steps else 1.0,
+                "draft_acceptance_rate": draft.num_accepted_tokens / draft.num_draft_tokens if draft.num_draft_tokens else 0.0,
+                "acceptance_histogram": histogram,
+                "num_spec_steps": draft.num_spec_steps,
+                "num_accepted_draft_tokens": draft.num_accepted_tokens,
+                "num_draft_tokens": draft.num_draft_tokens,
+                "num_spec_tokens": k,
+            },
+            "num_plain_steps": draft.num_plain_steps,
+            "num_control_steps": 0,  # no control blocks in this version
+            "verification": self.verification,
+            "lossless": True,  # both rules keep the target's law; no lossy threshold in this version
+            "queue_ms": round(self.queue_ms, 3),
+            "prefill_ms": round(self.prefill_ms, 3),
+            "decode_ms": round(self.decode_ms, 3),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One finished answer text."""
+
+    text: str
+    finish_reason: str
+
+
+class Envelope:
+    """What all chunks of one answer, or its one body, share."""
+
+    def __init__(self, answer_id: str, model: str, created_s: int, is_chat: bool, has_usage: bool = False) -> None:
+        """`has_usage`: the stream ends with a usage chunk, and the others carry `usage: null` as OpenAI's do."""
+        self._is_chat = is_chat
+        self._has_usage = has_usage
+        self._head: dict[str, object] = {"id": answer_id, "created": created_s, "model": model}
+        chunk_object = "chat.completion.chunk" if is_chat else "text_completion"
+        self._chunk_head = b"data: " + _encode({**self._head, "object": chunk_object})[:-1] + b',"choices":['
+
+    def body(self, choices: Sequence[Choice], usage: Usage, metrics: AnswerMetrics) -> bytes:
+        """The whole answer of a request that does not stream."""
+        return _encode(
+            {
+                **self._head,
+                "object": "chat.completion" if self._is_chat else "text_completion",
+                "choices": [self._choice(index, choice) for index, choice in enumerate(choices)],
+                "usage": usage.fields(),
+                "metrics": metrics.fields(),
+            }
+        )
+
+    def first_chunk(self, index: int) -> bytes:
+        """Opens choice `index`: chat says who speaks, completions say nothing."""
+        return self._chunk(index, b'"delta":{"role":"assistant","content":""}', None, None) if self._is_chat else b""
+
+    def text_chunk(self, index: int, text: str, finish_reason: str | None = None, usage: Usage | None = None) -> bytes:
+        """New text of choice `index`; the last one has the finish reason. `usage`: the counts so far, if the client asked for them."""
+        if not self._is_chat:
+            content = b'"text":' + _encode(text)
+        elif text or finish_reason is None:
+            content = b'"delta":{"content":' + _encode(text) + b"}"
+        else:
+            content = b'"delta":{}'
+        return self._chunk(index, content, finish_reason, usage)
+
+    def usage_chunk(self, usage: Usage, metrics: AnswerMetrics) -> bytes:
+        """The last chunk before [DONE]: no choices."""
+        return self._chunk_head + b'],"usage":' + _encode(usage.fields()) + b',"metrics":' + _encode(metrics.fields()) + b"}\n\n"
+
+    def _chunk(self, index: int, content: bytes, finish_reason: str | None, usage: Usage | None) -> bytes:
+        finish = b"null" if finish_reason is None else _encode(finish_reason)
+        choice = b'{"index":%d,%b,"logprobs":null,"finish_reason":%b}]' % (index, content, finish)
+        if usage is not None:
+            return self._chunk_head + choice + b',"usage":' + _encode(usage.fields()) + b"}\n\n"
+        return self._chunk_head + choice + (b',"usage":null}\n\n' if self._has_usage else b"}\n\n")
+
+    def _choice(self, index: int, choice: Choice) -> dict[str, object]:
+        content = {"message": {"role": "assistant", "content": choice.text}} if self._is_chat else {"text": choice.text}
+        return {"index": index, **content, "logprobs": None, "finish_reason": choice.finish_reason}
+
+
+def error_event(body: bytes) -> bytes:
+    """The last event of a stream that broke. No [DONE] follows: its absence, too, says that the text is not whole."""
+    return b"data: " + body + b"\n\n"
+
+
+def model_list(name: str, created_s: int, max_model_len: int) -> bytes:
+    """`GET /v1/models`."""
+    return _encode({"object": "list", "data": [_model(name, created_s, max_model_len)]})
+
+
+def model_entry(name: str, created_s: int, max_model_len: int) -> bytes:
+    """`GET /v1/models/NAME`."""
+    return _encode(_model(name, created_s, max_model_len))
+
+
+def _model(name: str, created_s: int, max_model_len: int) -> dict[str, object]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": created_s,
+        "owned_by": "paceline",
+        "max_model_len": max_model_len,
+        "lossless": True,
+    }
+
+
+def health(is_healthy: bool, reason: str) -> bytes:
+    """`GET /health` and `GET /ready`."""
+    return _encode({"status": "ok" if is_healthy else "unavailable", "reason": reason})

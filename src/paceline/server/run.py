@@ -1,0 +1,173 @@
+"""Runs the application under uvicorn: the socket, signals, the ready line, and an end that nobody notices too late.
+
+The CLI binds the socket before it loads the model (a taken port must say so at once), starts an engine, and awaits `run_server`.
+"""
+
+import asyncio
+import errno
+import json
+import math
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+
+from paceline.config import ServerConfig
+from paceline.errors import BadInputError, EngineDeadError, MissingError
+from paceline.server.app import Server
+from paceline.server.engine_port import Engine
+from paceline.server.inflight import InFlight
+from paceline.server.log import configure_logging
+
+_BACKLOG = 4096  # connections that wait for `accept`; a burst of clients must not be refused
+_LAST_EVENTS_S = 5  # after the shut-down limit, for the error events of what still ran
+_WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - compared, not bound; an address one can connect to instead
+
+
+def bind_socket(host: str, port: int) -> socket.socket:
+    """A socket bound to the address, not yet listening: until the model is loaded clients are refused, not kept waiting.
+
+    Port 0 takes a free one. Raises MissingError for a port that is taken or forbidden, BadInputError for a host that is not ours.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    except socket.gaierror as error:
+        raise BadInputError(f"--host {host} is not an address or name of this machine: {error.strerror}", param="host") from error
+    listener = socket.socket(family, kind, protocol)
+    try:
+        # Without this a restart would have to wait for the old connections' TIME_WAIT; a listening socket still blocks the port.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        raise _binding_error(error, host, port) from error
+    return listener
+
+
+def say(line: str) -> None:
+    """Write a line to stdout at once: whoever waits for it may read a pipe."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+async def run_server(
+    engine: Engine,
+    config: ServerConfig,
+    folder: Path,
+    listener: socket.socket,
+    announce: Callable[[str], None] = say,
+) -> None:
+    """Serve until SIGTERM, SIGINT or cancellation; running answers then get `config.shutdown_timeout` seconds.
+
+    The engine stays the caller's, who closes it. `announce` is called once, with the ready line. Meant for uvloop's event loop.
+    Raises EngineDeadError if the engine fails to warm up, MissingError if the port was taken meanwhile.
+    """
+    configure_logging(config.log_format)
+    in_flight = InFlight()
+    server = Server(engine, config, folder, in_flight)
+    if config.warmup:
+        health = await server.health.probe()
+        if not health.is_healthy:
+            raise EngineDeadError(f"the engine did not warm up: {health.reason}")
+    uvicorn_config = uvicorn.Config(
+        server.app,
+        loop="uvloop",
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="warning",
+        access_log=False,  # costs more than a chunk at load
+        proxy_headers=False,
+        server_header=False,
+        backlog=_BACKLOG,
+        timeout_graceful_shutdown=math.ceil(config.shutdown_timeout) + _LAST_EVENTS_S,
+    )
+    line = ready_line(listener, config.host, server.model_name, server.has_chat)
+    draining = _DrainingServer(uvicorn_config, in_flight, config, lambda: announce(line))
+    serving = asyncio.create_task(draining.serve([listener]))
+    try:
+        await asyncio.shield(serving)
+    except asyncio.CancelledError:
+        draining.should_exit = True  # cancelling uvicorn itself would leave its connections open
+        await serving
+        raise
+    finally:
+        listener.close()
+
+
+def ready_line(listener: socket.socket, host: str, model_name: str, has_chat: bool) -> str:
+    """One line that says where the server is and how to try it."""
+    host = _WILDCARDS.get(host, host)
+    url = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
+    body: dict[str, object] = {"model": model_name}
+    if has_chat:
+        path, body["messages"] = "/v1/chat/completions", [{"role": "user", "content": "Say hello."}]
+    else:
+        path, body["prompt"] = "/v1/completions", "Once upon a time"
+    data = json.dumps(body).replace("'", "'\\''")
+    return f"Paceline is ready on {url}  try: curl {url}{path} -H 'Content-Type: application/json' -d '{data}'"
+
+
+class _DrainingServer(uvicorn.Server):
+    """uvicorn, but running answers end with an error event when their time is up, and signals do not kill the caller's clean-up."""
+
+    def __init__(self, config: uvicorn.Config, in_flight: InFlight, ours: ServerConfig, on_ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._in_flight = in_flight
+        self._ours = ours
+        self._on_ready = on_ready
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        try:
+            await super().startup(sockets)
+        except OSError as error:
+            raise _binding_error(error, self._ours.host, self._ours.port) from error
+        self._on_ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._in_flight.is_draining = True
+        timer = asyncio.get_running_loop().call_later(self._ours.shutdown_timeout, self._in_flight.interrupt_all)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            timer.cancel()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """The first signal begins the shut-down; a second one ends what still runs."""
+        if self.should_exit and self._loop is not None:
+            self._loop.call_soon_threadsafe(self._in_flight.interrupt_all)
+        super().handle_exit(sig, frame)
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Handle signals while serving. uvicorn's own raises them again at the end, which would kill the process before it is tidy."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def _binding_error(error: OSError, host: str, port: int) -> MissingError | BadInputError:
+    match error.errno:
+        case errno.EADDRINUSE:
+            return MissingError(f"port {port} on {host} is taken; stop the other server or start with --port {port % 65535 + 1}")
+        case errno.EACCES:
+            return MissingError(f"port {port} needs privileges that this user lacks; start with --port 8000 or another above 1023")
+        case errno.EADDRNOTAVAIL:
+            return BadInputError(f"--host {host} is no address of this machine; use 127.0.0.1 or one that `ip addr` shows", param="host")
+        case _:
+            return MissingError(f"cannot listen on {host} port {port}: {error.strerror}")

@@ -1,0 +1,47 @@
+"""A server in-process: tiny real tokenizer and template, fake engine, direct ASGI calls."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.fakes.asgi import AsgiClient
+from tests.fakes.fake_engine import FakeEngine
+from tests.fakes.tiny_models import make_tiny_model
+from tokenizers import Tokenizer
+
+from paceline.config import EngineConfig, ServerConfig
+from paceline.server.app import Server
+from paceline.server.inflight import InFlight
+
+
+class Site(AsgiClient):
+    """A client together with the server and the engine behind it."""
+
+    def __init__(self, engine: FakeEngine, folder: Path, config: ServerConfig) -> None:
+        self.engine = engine
+        self.in_flight = InFlight()
+        self.server = Server(engine, config, folder, self.in_flight)
+        super().__init__(self.server.app)
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="session")
+def tokenizer(folder: Path) -> Tokenizer:
+    return Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+
+@pytest.fixture
+def make_site(folder: Path) -> Callable[..., Site]:
+    def make(engine: FakeEngine | None = None, config: ServerConfig | None = None, model_folder: Path = folder) -> Site:
+        return Site(engine or FakeEngine(), model_folder, config or ServerConfig(engine=EngineConfig(seed=7)))
+
+    return make
+
+
+@pytest.fixture
+def site(make_site: Callable[..., Site]) -> Site:
+    return make_site()

@@ -1,0 +1,300 @@
+"""A real socket: the openai client, the ready line, ports that are taken, signals, and an end that ends every stream."""
+
+import asyncio
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+import uvloop
+from tests.fakes.fake_engine import FakeEngine, Faults
+from tokenizers import Tokenizer
+
+from paceline.config import ServerConfig
+from paceline.errors import BadInputError, EngineDeadError, MissingError
+from paceline.server.run import bind_socket, ready_line, run_server
+
+MESSAGES: list[Any] = [{"role": "user", "content": "say it"}]
+TEXT = "the quick brown fox 😀 jumps"
+
+
+class Served:
+    """A server in a thread with its own uvloop; `engine` lives there."""
+
+    def __init__(self, engine: Callable[[], FakeEngine], folder: Path, config: ServerConfig) -> None:
+        self._ready = threading.Event()
+        self._make, self._folder, self._config = engine, folder, config
+        self.lines: list[str] = []
+        self.thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> "Served":
+        self.thread.start()
+        assert self._ready.wait(10)
+        self.url = self.lines[0].split()[4]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        self.thread.join(10)
+        assert not self.thread.is_alive()
+
+    def stop(self) -> None:
+        self.loop.call_soon_threadsafe(self._task.cancel)
+
+    def client(self) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=10)
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            self.loop = runner.get_loop()
+            runner.run(self._serve())
+
+    async def _serve(self) -> None:
+        self.engine = self._make()
+        listener = bind_socket("127.0.0.1", 0)
+        self._task = asyncio.create_task(run_server(self.engine, self._config, self._folder, listener, self._announce))
+        try:
+            await self._task
+        except asyncio.CancelledError:
+            pass
+
+    def _announce(self, line: str) -> None:
+        self.lines.append(line)
+        self._ready.set()
+
+
+@pytest.fixture(scope="module")
+def served(folder: Path, tokenizer: Tokenizer) -> Iterator[Served]:
+    token_ids = tokenizer.encode(TEXT).ids
+
+    def engine() -> FakeEngine:
+        return FakeEngine(answer=lambda _: [*token_ids, 2], chunk=3, faults=Faults(step_s=0.002))
+
+    with Served(engine, folder, ServerConfig(served_model_name="tiny")) as served:
+        yield served
+
+
+def test_openai_client_chat(served: Served) -> None:
+    with served.client() as client:
+        answer = client.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=50, temperature=0)
+    assert answer.choices[0].message.content == TEXT
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.usage is not None
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+
+
+def test_openai_client_stream(served: Served) -> None:
+    with served.client() as client:
+        stream = client.chat.completions.create(
+            model="tiny", messages=MESSAGES, max_tokens=50, stream=True, stream_options={"include_usage": True}
+        )
+        chunks = list(stream)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == TEXT
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[-2].choices[0].finish_reason == "stop"
+    assert chunks[-1].usage is not None
+    metrics: Any = (chunks[-1].model_extra or {})["metrics"]
+    assert metrics["speculative_decoding"]["num_spec_steps"] > 0
+
+
+def test_openai_client_token_id_prompt(served: Served) -> None:
+    with served.client() as client:
+        answer = client.completions.create(model="tiny", prompt=[5, 6, 7], max_tokens=50)
+        several = client.completions.create(model="tiny", prompt=[[5, 6], [7]], max_tokens=50)
+    assert answer.choices[0].text == TEXT
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == 3
+    assert [choice.index for choice in several.choices] == [0, 1]
+
+
+def test_openai_client_stop(served: Served) -> None:
+    with served.client() as client:
+        answer = client.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=50, stop=["own f", "zzz"])
+        stream = client.completions.create(model="tiny", prompt="x", max_tokens=50, stop="own f", stream=True)
+        text = "".join(chunk.choices[0].text for chunk in stream)
+    assert answer.choices[0].message.content == text == TEXT[: TEXT.index("own f")]
+    assert answer.choices[0].finish_reason == "stop"
+
+
+def test_openai_client_errors(served: Served) -> None:
+    with served.client() as client:
+        with pytest.raises(openai.NotFoundError) as unknown:
+            client.chat.completions.create(model="gpt-5", messages=MESSAGES)
+        with pytest.raises(openai.BadRequestError) as bad:
+            client.chat.completions.create(model="tiny", messages=MESSAGES, temperature=-1)
+    assert unknown.value.code == "model_not_found"
+    assert bad.value.param == "temperature"
+
+
+def test_openai_client_that_breaks_off_aborts(served: Served) -> None:
+    with served.client() as client:
+        stream = client.completions.create(model="tiny", prompt="x", max_tokens=100, stream=True, extra_body={"ignore_eos": True})
+        next(iter(stream))
+        request_id = served.engine.requests[-1].request_id
+        stream.close()
+    deadline = threading.Event()
+    for _ in range(200):
+        if request_id in served.engine.aborted:
+            break
+        deadline.wait(0.01)
+    assert request_id in served.engine.aborted
+
+
+def test_openai_client_lists_models(served: Served) -> None:
+    with served.client() as client:
+        assert [model.id for model in client.models.list()] == ["tiny"]
+        assert client.models.retrieve("tiny").id == "tiny"
+
+
+def test_the_engines_death_raises_in_the_openai_client(folder: Path) -> None:
+    """A stream that breaks must be an exception there, not a short answer."""
+    with Served(lambda: FakeEngine(faults=Faults(die_after=4)), folder, ServerConfig(warmup=False)) as served, served.client() as client:
+        stream = client.completions.create(model="fake", prompt=[5, 6, 7, 8, 9, 10], stream=True)
+        with pytest.raises(openai.APIError, match="engine has stopped"):
+            list(stream)
+
+
+def test_the_ready_line_is_a_command_that_works(served: Served) -> None:
+    """One line; what follows `try:` runs in a shell as it stands."""
+    assert len(served.lines) == 1
+    words = shlex.split(served.lines[0].split("try: ")[1])
+    assert words[0] == "curl"
+    body = json.loads(words[words.index("-d") + 1])
+    assert words[words.index("-H") + 1] == "Content-Type: application/json"
+    with served.client() as client:
+        answer = client.post(words[1], body=body, cast_to=object)
+    assert answer["choices"][0]["message"]["content"] == TEXT  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("host", "shown"), [("0.0.0.0", "http://127.0.0.1:"), ("127.0.0.1", "http://127.0.0.1:"), ("::1", "http://[::1]:")]
+)
+def test_the_ready_lines_address(host: str, shown: str) -> None:
+    with bind_socket("127.0.0.1", 0) as listener:
+        line = ready_line(listener, host, "it's", has_chat=False)
+    assert shown in line
+    assert json.loads(shlex.split(line.split("try: ")[1])[-1])["model"] == "it's"
+
+
+def test_warm_up_failure_is_no_ready_line(folder: Path) -> None:
+    async def start() -> None:
+        with bind_socket("127.0.0.1", 0) as listener:
+            await run_server(FakeEngine(faults=Faults(fail_after=0)), ServerConfig(), folder, listener, lines.append)
+
+    lines: list[str] = []
+    with pytest.raises(EngineDeadError, match="did not warm up"):
+        asyncio.run(start())
+    assert lines == []
+
+
+def test_a_taken_port_says_what_to_do() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(MissingError, match=rf"port {port} on 127\.0\.0\.1 is taken.*--port") as caught:
+            bind_socket("127.0.0.1", port)
+    assert caught.value.exit_code == 3
+
+
+def test_a_port_taken_after_binding_says_so_too(folder: Path) -> None:
+    listener = bind_socket("127.0.0.1", 0)
+    port = listener.getsockname()[1]
+    with bind_socket("127.0.0.1", port) as rival:
+        rival.listen()
+        with pytest.raises(MissingError, match="is taken"):
+            asyncio.run(run_server(FakeEngine(), ServerConfig(port=port), folder, listener, lambda _: None))
+
+
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "192.0.2.1"])
+def test_a_host_that_is_not_ours(host: str) -> None:
+    with pytest.raises(BadInputError) as caught:
+        bind_socket(host, 0)
+    assert caught.value.exit_code == 2
+
+
+def test_a_bound_socket_does_not_accept_yet() -> None:
+    with bind_socket("127.0.0.1", 0) as listener, socket.socket() as client:
+        assert client.connect_ex(listener.getsockname()) != 0
+
+
+PROGRAM = textwrap.dedent(
+    """
+    import asyncio, sys
+    from pathlib import Path
+    from paceline.config import ServerConfig
+    from paceline.server.run import bind_socket, run_server
+    from tests.fakes.fake_engine import FakeEngine, Faults
+
+    async def main():
+        engine = FakeEngine(faults=Faults(step_s=float(sys.argv[3])))
+        config = ServerConfig(warmup=False, shutdown_timeout=float(sys.argv[2]))
+        await run_server(engine, config, Path(sys.argv[1]), bind_socket("127.0.0.1", 0))
+        print("tidy", engine.num_active, flush=True)
+
+    asyncio.run(main())
+    """
+)
+
+
+class Program:
+    """A server as a process of its own, for signals."""
+
+    def __init__(self, folder: Path, shutdown_timeout_s: float, step_s: float) -> None:
+        arguments = [sys.executable, "-c", PROGRAM, str(folder), str(shutdown_timeout_s), str(step_s)]
+        root = Path(__file__).parents[3]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])}
+        self.process = subprocess.Popen(arguments, cwd=root, stdout=subprocess.PIPE, text=True, env=environment)
+        assert self.process.stdout is not None
+        self.url = self.process.stdout.readline().split()[4]
+
+    def stream(self) -> Any:
+        client = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=20)
+        return client.completions.create(model="fake", prompt=[5] * 20, max_tokens=20, stream=True)
+
+    def end(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def result(self) -> tuple[int, str]:
+        output, _ = self.process.communicate(timeout=20)
+        return self.process.returncode, output.strip()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_running_answers_finish(folder: Path, number: int) -> None:
+    program = Program(folder, shutdown_timeout_s=15, step_s=0.02)
+    stream = iter(program.stream())
+    next(stream)
+    program.end(number)
+    assert len([chunk for chunk in stream if chunk.choices[0].text]) >= 1
+    assert program.result() == (0, "tidy 0")
+
+
+def test_after_the_time_limit_streams_end_with_an_error(folder: Path) -> None:
+    program = Program(folder, shutdown_timeout_s=0.2, step_s=1.0)
+    stream = iter(program.stream())
+    next(stream)
+    program.end(signal.SIGTERM)
+    with pytest.raises(openai.APIError, match="shutting down"):
+        list(stream)
+    assert program.result() == (0, "tidy 0")
+
+
+def test_a_second_signal_ends_them_at_once(folder: Path) -> None:
+    program = Program(folder, shutdown_timeout_s=60, step_s=1.0)
+    stream = iter(program.stream())
+    next(stream)
+    program.end(signal.SIGINT)
+    threading.Event().wait(0.5)
+    program.end(signal.SIGINT)
+    with pytest.raises(openai.APIError, match="shutting down"):
+        list(stream)
+    assert program.result() == (0, "tidy 0")
