@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from tests.fakes.toy_forward import ToyForward
 
 from paceline.core.draft import DraftProposal
 from paceline.core.plan import Admission, Span, SpanKind, StepPlan
@@ -14,6 +13,7 @@ from paceline.core.slot import Slot
 from paceline.speculative.drafter import Drafter
 from paceline.speculative.rows import sampling_rows
 from paceline.speculative.verify import Rule, verify
+from tests.fakes.toy_forward import ToyForward
 
 
 @dataclass(frozen=True)

@@ -81,8 +81,7 @@ class StepBuilder:
         """Runs the four passes. Rows change slot, pages and status here; nothing else of theirs does."""
         prefills = self._decode_rows()
         self._prompt_chunks(prefills)
-        if self._waiting and self._blocked_order is None and not self.preempted:
-            self._admissions()
+        self._admissions()
         works = list(self._works.values())
         if works and self._num_tokens_left > 0:
             self._drafts(works)
@@ -126,28 +125,24 @@ class StepBuilder:
                 self._add_chunk(row, outlook)
 
     def _add_chunk(self, row: Row, outlook: Outlook) -> None:
-        """As many pending tokens as budget and free pages allow."""
+        """As many pending tokens as budget and free pages allow, if any."""
         start = outlook.num_computed_tokens
         num_tokens = len(row.sequence.token_ids)
         end = min(num_tokens, start + self._num_tokens_left)
         covered = self._residents.stretch(row, end)
-        if covered <= start:
-            self._blocked_order = row.order
-            return
-        self._add(Work(row, _slot(row), outlook, SpanKind.PREFILL, start, start, covered - start, covered == num_tokens))
+        if covered > start:
+            self._add(Work(row, _slot(row), outlook, SpanKind.PREFILL, start, start, covered - start, covered == num_tokens))
 
     # Pass 3
 
     def _admissions(self) -> None:
         """Waiting rows in order, until one does not fit: nobody overtakes."""
         residents = self._residents
-        running = residents.running
-        # Pages that running prompts have yet to take: without this sum two long prompts would be let in to preempt each other.
-        num_promised_pages = sum(self._pages_to_come(row) for row in running)
-        while self._waiting and self._num_tokens_left > 0 and residents.has_free_slot and len(running) < self._limits.max_num_running:
+        max_num_running = self._limits.max_num_running
+        while self._waiting and self._num_tokens_left > 0 and residents.has_free_slot and len(residents.running) < max_num_running:
             row = self._waiting[0]
             cached = residents.match(row)
-            if not self._fits(row, cached, num_promised_pages):
+            if not self._fits(row, cached):
                 break
             self._waiting.popleft()
             residents.admit(row, cached)
@@ -159,18 +154,16 @@ class StepBuilder:
                 self._add_decode(row, outlook)
             else:
                 self._add_chunk(row, outlook)
-            num_promised_pages += self._pages_to_come(row)
 
-    def _pages_to_come(self, row: Row) -> int:
-        return max(self._residents.pool.pages_for(len(row.sequence.token_ids)) - len(row.sequence.page_ids), 0)
+    def _fits(self, row: Row, cached: list[CachedPage]) -> bool:
+        """All its known tokens must find pages, and each running row one more: else it would soon be preempted, its prefill lost.
 
-    def _fits(self, row: Row, cached: list[CachedPage], num_promised_pages: int) -> bool:
-        """All its known tokens must find pages, and each running row one more: else it would soon be preempted, its prefill lost."""
+        No running prompt still counts on free pages here: it has taken the whole budget, all free pages, or all it needs.
+        """
         pool = self._residents.pool
         num_new_pages = pool.pages_for(len(row.sequence.token_ids)) - len(cached)
         num_revived_pages = sum(pool.ref_counts[page.page_id] == 0 for page in cached)
-        num_reserved_pages = num_promised_pages + len(self._residents.running)
-        return num_new_pages + num_revived_pages + num_reserved_pages <= pool.num_free
+        return num_new_pages + num_revived_pages + len(self._residents.running) <= pool.num_free
 
     # Pass 4
 

@@ -55,7 +55,7 @@ class Row:
         num_computed = sequence.num_computed_tokens
         min_len = max_len = len(sequence.token_ids)
         draft_pending = min_len - sequence.num_draft_computed_tokens
-        is_decode = min_len - num_computed == 1 and not self.in_flight
+        is_decode = min_len - num_computed == 1
         for span in self.in_flight:
             covers_drafter = span.draft_catch_up >= draft_pending
             if span.kind is SpanKind.PREFILL:

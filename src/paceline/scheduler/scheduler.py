@@ -214,7 +214,12 @@ class Scheduler:
         if reason is not None:
             return self._finish(row, reason, tokens)
         self._residents.trim(row, row.num_covered_tokens if row.in_flight else len(sequence.token_ids))
-        return TokenDelta(row.request.request_id, tokens) if tokens else None
+        if not tokens:
+            return None
+        # The first delta carries what is known so far, for a reader that ends the request itself, at a stop string.
+        is_first = sequence.num_output_tokens == len(tokens)
+        stats = request_stats(row, self._clock()) if is_first else None
+        return TokenDelta(row.request.request_id, tokens, stats=stats, num_drafted=outcome.num_drafted)
 
     def _append(self, row: Row, new_token_ids: tuple[int, ...]) -> tuple[tuple[int, ...], FinishReason | None]:
         """Appends up to the token that ends the sequence and says why it ends. A stop token at the limit is a stop."""

@@ -5,13 +5,13 @@ import time
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from tests.fakes.fake_engine import FACTS
 
 from paceline.core.request import FinishReason
 from paceline.core.stats import EngineStats
 from paceline.metrics.catalog import CATALOG, Kind
 from paceline.metrics.prometheus import Snapshot, render
 from paceline.metrics.requests import ErrorKind, FinishedRequest, RequestMetrics
+from tests.fakes.fake_engine import FACTS
 
 # interface.md, section 4: what exists by now
 INTERFACE = {

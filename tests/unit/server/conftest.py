@@ -4,14 +4,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.fakes.asgi import AsgiClient
-from tests.fakes.fake_engine import FakeEngine
-from tests.fakes.tiny_models import make_tiny_model
 from tokenizers import Tokenizer
 
 from paceline.config import EngineConfig, ServerConfig
 from paceline.server.app import Server
 from paceline.server.inflight import InFlight
+from tests.fakes.asgi import AsgiClient
+from tests.fakes.fake_engine import FakeEngine
+from tests.fakes.tiny_models import make_tiny_model
 
 
 class Site(AsgiClient):

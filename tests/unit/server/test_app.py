@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.fakes.fake_engine import FACTS, FakeEngine
-from tests.fakes.tiny_models import make_tiny_model
-from tests.unit.server.conftest import Site
 from tokenizers import Tokenizer
 
 from paceline.config import EngineConfig, ServerConfig
 from paceline.errors import BadInputError
+from tests.fakes.fake_engine import FACTS, FakeEngine
+from tests.fakes.tiny_models import make_tiny_model
+from tests.unit.server.conftest import Site
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"

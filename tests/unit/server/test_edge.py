@@ -1,6 +1,7 @@
 """Request ids: one on every answer, the client's own if it is harmless."""
 
 import pytest
+
 from tests.unit.server.conftest import Site
 
 

@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
-from tests.fakes.fake_engine import FakeEngine, Faults, busy_stats
-from tests.unit.server.conftest import Site
 
 from paceline.core.stats import EngineStats
 from paceline.server import health
+from tests.fakes.fake_engine import FakeEngine, Faults, busy_stats
+from tests.unit.server.conftest import Site
 
 
 def probes(site: Site) -> int:

@@ -4,9 +4,9 @@ import json
 from typing import Any
 
 import pytest
-from tests.unit.server.conftest import Site
 
 from paceline.server.edge import MAX_BODY_BYTES
+from tests.unit.server.conftest import Site
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 DEEP = 100_000

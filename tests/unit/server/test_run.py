@@ -17,12 +17,12 @@ from typing import Any
 import openai
 import pytest
 import uvloop
-from tests.fakes.fake_engine import FakeEngine, Faults
 from tokenizers import Tokenizer
 
 from paceline.config import ServerConfig
 from paceline.errors import BadInputError, EngineDeadError, MissingError
 from paceline.server.run import bind_socket, ready_line, run_server
+from tests.fakes.fake_engine import FakeEngine, Faults
 
 MESSAGES: list[Any] = [{"role": "user", "content": "say it"}]
 TEXT = "the quick brown fox 😀 jumps"

@@ -5,10 +5,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
+
 from tests.fakes.asgi import Answer, Connection
 from tests.fakes.fake_engine import FakeEngine, Faults
 from tests.unit.server.conftest import Site
-from tokenizers import Tokenizer
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 TEXT = "the quick brown fox jumps 😀 over 日本 the lazy dog"

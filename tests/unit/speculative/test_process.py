@@ -5,12 +5,12 @@ import math
 
 import pytest
 import torch
-from tests.fakes.toy_law import Options, reference_law
 
 from paceline.core.verification import SamplingRows
 from paceline.speculative import process
 from paceline.speculative.process import process_logits
 from paceline.speculative.rows import select_rows
+from tests.fakes.toy_law import Options, reference_law
 
 GRID = [Options(*values) for values in itertools.product((0.3, 1.0, 1.7), (0, 1, 3, 40), (1.0, 0.9, 0.4, 0.01), (0.0, 0.05, 1.0))]
 

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.fakes.toy_law import Options, Sequences, ToyDecoder, law_table, related_table, toy_table
 
 from paceline.core.draft import DraftProposal
 from paceline.core.verification import SamplingRows
@@ -14,6 +13,7 @@ from paceline.speculative.noise import gumbel_all
 from paceline.speculative.process import process_logits
 from paceline.speculative.rows import select_rows
 from paceline.speculative.verify import Rule, choose, pick_tokens, residual, verify
+from tests.fakes.toy_law import Options, Sequences, ToyDecoder, law_table, related_table, toy_table
 
 OPTIONS = {
     "greedy": Options(temperature=0.0),

@@ -10,13 +10,13 @@ import pytest
 import scipy.stats
 import torch
 from numpy.typing import NDArray
-from tests.fakes.noise_cells import NoiseCells, integrate
-from tests.fakes.toy_law import Options, Sequences, ToyDecoder, completed_law, joint_law, law_table, related_table, toy_table
 
 from paceline.core.verification import SamplingRows
 from paceline.speculative import verify as verify_module
 from paceline.speculative.noise import Purpose
 from paceline.speculative.verify import Rule, draw_drafts
+from tests.fakes.noise_cells import NoiseCells, integrate
+from tests.fakes.toy_law import Options, Sequences, ToyDecoder, completed_law, joint_law, law_table, related_table, toy_table
 
 OPTIONS = {
     "temperature": Options(temperature=0.7),

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+
 from tests.unit.server.conftest import Site
 
 MESSAGES = [{"role": "user", "content": "hi"}]

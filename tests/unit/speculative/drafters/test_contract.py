@@ -5,14 +5,14 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tests.fakes.drafter_driver import DrafterDriver, Work
-from tests.fakes.toy_forward import ToyForward
 
 from paceline.core.draft import DraftProposal
 from paceline.core.request import SamplingParams
 from paceline.errors import BadInputError
 from paceline.speculative.drafter import DRAFTERS, DrafterSetup, DraftModel, load_drafter_class
 from paceline.speculative.verify import Rule
+from tests.fakes.drafter_driver import DrafterDriver, Work
+from tests.fakes.toy_forward import ToyForward
 
 VOCAB_SIZE = 13
 PAGE_SIZE = 4

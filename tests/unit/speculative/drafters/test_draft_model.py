@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-from tests.fakes.drafter_driver import DrafterDriver, Work
-from tests.fakes.toy_forward import ToyForward
 
 from paceline.core.plan import Admission, Span, SpanKind, StepPlan
 from paceline.core.request import SamplingParams
@@ -13,6 +11,8 @@ from paceline.speculative.drafter import DrafterSetup, DraftModel
 from paceline.speculative.drafters.draft_model import DraftModelDrafter
 from paceline.speculative.rows import sampling_rows, select_rows
 from paceline.speculative.verify import Rule, choose, draw_drafts
+from tests.fakes.drafter_driver import DrafterDriver, Work
+from tests.fakes.toy_forward import ToyForward
 
 PAGE_SIZE = 4
 NUM_PAGES = 200

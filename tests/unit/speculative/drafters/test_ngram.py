@@ -3,13 +3,13 @@
 import random
 
 import pytest
-from tests.fakes.drafter_driver import DrafterDriver, Work
-from tests.fakes.toy_forward import ToyForward
 
 from paceline.core.request import SamplingParams
 from paceline.speculative.drafter import DrafterSetup
 from paceline.speculative.drafters.ngram import NgramDrafter, NgramIndex
 from paceline.speculative.verify import Rule
+from tests.fakes.drafter_driver import DrafterDriver, Work
+from tests.fakes.toy_forward import ToyForward
 
 
 def continuation(tokens: list[int], max_tokens: int = 3) -> list[int]:

@@ -1,0 +1,146 @@
+"""Decode speed on this machine, as interleaved pairs: `python benchmarks/decode.py [ROW ...]`; without a row, all but `qwen-draft`.
+
+Every row is one claim: two arms in the same process, in turn, >= 20 pairs, the ratio of medians with its 95 % interval.
+Results are printed and appended to benchmarks/results/decode-cpu.jsonl with machine, versions and commit.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from paired import Paired, append_result, environment, run_pairs
+
+from paceline.config import EngineConfig
+from paceline.core.request import SamplingParams
+from paceline.llm import LLM, Output
+
+RESULTS = Path(__file__).parent / "results" / "decode-cpu.jsonl"
+TEXT = Path(__file__).parent / "prompts" / "prose.txt"
+COPY = Path(__file__).parent / "prompts" / "copy.txt"
+CODE = Path(__file__).parent / "prompts" / "code.txt"
+SMOLLM2 = "smollm2-135m-instruct"
+
+
+def plain_against_transformers(num_pairs: int) -> tuple[Paired, dict[str, object]]:
+    """Plain bf16 decode, batch 1, prompt 128, output 128, against transformers' bf16 greedy decode of the same folder."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    llm = LLM(EngineConfig(model=SMOLLM2, draft="none", dtype="bfloat16"))
+    prompt = llm.encode(TEXT.read_text())[:128]
+    model = AutoModelForCausalLM.from_pretrained(llm.folder, dtype=torch.bfloat16).eval()
+    ids = torch.tensor([prompt])
+
+    def reference(num_tokens: int) -> float:
+        started_s = time.perf_counter()
+        with torch.inference_mode():
+            model.generate(ids, max_new_tokens=num_tokens, min_new_tokens=num_tokens, do_sample=False, pad_token_id=0)
+        return time.perf_counter() - started_s
+
+    # Decode alone: the time of 128 tokens less that of the first one, which carries the prompt.
+    paired = run_pairs(lambda: _decode_s(llm, prompt, 128), lambda: reference(128) - reference(1), num_pairs)
+    return paired, _speeds(paired, 127)
+
+
+def zero_drafts_against_none(num_pairs: int) -> tuple[Paired, dict[str, object]]:
+    """A loaded ngram drafter with K forced to 0, against an engine without a drafter."""
+    loaded, none = LLM(EngineConfig(model=SMOLLM2)), LLM(EngineConfig(model=SMOLLM2, draft="none"))
+    prompt = loaded.encode(TEXT.read_text())[:128]
+    paired = run_pairs(lambda: _decode_s(loaded, prompt, 64, 0), lambda: _decode_s(none, prompt, 64), num_pairs)
+    return paired, _speeds(paired, 63)
+
+
+def copy_with_ngram(num_pairs: int) -> tuple[Paired, dict[str, object]]:
+    """Rewriting a given text with ngram drafts, against K=0 in the same engine."""
+    llm = LLM(EngineConfig(model=SMOLLM2))
+    prompt = llm.encode(COPY.read_text())
+    drafted = _run(llm, [prompt], 128)[0]
+    assert drafted.token_ids == _run(llm, [prompt], 128, 0)[0].token_ids, "the copy task is a near tie in bf16: choose another"
+    paired = run_pairs(lambda: _decode_s(llm, prompt, 128), lambda: _decode_s(llm, prompt, 128, 0), num_pairs)
+    return paired, _speeds(paired, len(drafted.token_ids) - 1) | _acceptance(drafted)
+
+
+def eight_against_one(num_pairs: int) -> tuple[Paired, dict[str, object]]:
+    """Total tokens per second of 8 concurrent requests, against one request alone."""
+    llm = LLM(EngineConfig(model=SMOLLM2, draft="none", enable_prefix_caching=False))
+    text = llm.encode(TEXT.read_text())
+    prompts = [text[8 * i : 8 * i + 128] for i in range(8)]
+
+    def eight() -> float:
+        """Seconds per token row: the time of all eight, divided by eight."""
+        started_s = time.perf_counter()
+        _run(llm, prompts, 64)
+        return (time.perf_counter() - started_s) / 8
+
+    def one() -> float:
+        started_s = time.perf_counter()
+        _run(llm, prompts[:1], 64)
+        return time.perf_counter() - started_s
+
+    paired = run_pairs(eight, one, num_pairs)
+    return paired, _speeds(paired, 64)
+
+
+def draft_model(num_pairs: int) -> tuple[Paired, dict[str, object]]:
+    """Qwen2.5-Coder 1.5B with the 0.5B drafter, K=3, greedy, code prompts, bf16, against K=0 in the same engine."""
+    llm = LLM(EngineConfig(model="qwen2.5-coder-1.5b-instruct", draft="qwen2.5-coder-0.5b-instruct", max_draft_length=3, dtype="bfloat16"))
+    prompt = llm.encode(CODE.read_text())
+    drafted = _run(llm, [prompt], 48)[0]
+    paired = run_pairs(lambda: _decode_s(llm, prompt, 48), lambda: _decode_s(llm, prompt, 48, 0), num_pairs)
+    return paired, _speeds(paired, len(drafted.token_ids) - 1) | _acceptance(drafted)
+
+
+ROWS: dict[str, Callable[[int], tuple[Paired, dict[str, object]]]] = {
+    "plain-vs-transformers": plain_against_transformers,
+    "k0-vs-none": zero_drafts_against_none,
+    "copy-ngram": copy_with_ngram,
+    "batch-8": eight_against_one,
+    "qwen-draft": draft_model,
+}
+
+
+def _run(llm: LLM, prompts: list[tuple[int, ...]], num_tokens: int, max_draft_length: int | None = None) -> list[Output]:
+    return llm.generate(prompts, SamplingParams(num_tokens, temperature=0, ignore_eos=True), max_draft_length)
+
+
+def _decode_s(llm: LLM, prompt: tuple[int, ...], num_tokens: int, max_draft_length: int | None = None) -> float:
+    """Seconds from the first output token to the last."""
+    return _run(llm, [prompt], num_tokens, max_draft_length)[0].stats.decode_ms / 1e3
+
+
+def _speeds(paired: Paired, num_tokens: int) -> dict[str, object]:
+    return {
+        "a_tok_s": round(num_tokens / statistics.median(paired.a_s), 2),
+        "b_tok_s": round(num_tokens / statistics.median(paired.b_s), 2),
+    }
+
+
+def _acceptance(output: Output) -> dict[str, object]:
+    draft = output.stats.draft
+    return {
+        "acceptance_length": round(1 + draft.num_accepted_tokens / max(draft.num_spec_steps, 1), 3),
+        "acceptance_rate": round(draft.num_accepted_tokens / max(draft.num_draft_tokens, 1), 3),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("rows", nargs="*", help=f"which of {', '.join(ROWS)}")
+    parser.add_argument("--pairs", type=int, default=20)
+    arguments = parser.parse_args()
+    names = arguments.rows or [name for name in ROWS if name != "qwen-draft"]
+    if unknown := [name for name in names if name not in ROWS]:
+        parser.error(f"unknown row {unknown[0]}; rows are {', '.join(ROWS)}")
+    for name in names:
+        paired, figures = ROWS[name](arguments.pairs)
+        ratio, low, high = paired.ratio()
+        row = {"row": name, "ratio": round(ratio, 3), "ci95": [round(low, 3), round(high, 3)], **figures}
+        row |= {"num_pairs": arguments.pairs, "num_dropped": paired.num_dropped, **environment()}
+        append_result(RESULTS, row)
+        print(f"{name}: {ratio:.2f}x [{low:.2f}, {high:.2f}]  {figures}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

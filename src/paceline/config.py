@@ -1,0 +1,187 @@
+"""The only defaults. Flags, `PACELINE_*` variables and config files are generated from these fields; nobody mutates them.
+
+A field's help and range stand beside it, its choices in its type. `check_engine` and `settle_server` judge a whole configuration.
+Facts learned at start (pages, vocabulary, choices) live in `core.facts.EngineFacts`.
+"""
+
+import ipaddress
+from collections.abc import Iterator, Mapping
+from dataclasses import Field, asdict, dataclass, field, fields, is_dataclass, replace
+from typing import Literal, TypeVar, cast, get_args, get_origin, get_type_hints
+
+from paceline.errors import BadInputError
+
+T = TypeVar("T")
+
+
+def _setting(default: T, help: str, *, low: float | None = None, high: float | None = None) -> T:
+    """A field with its help text and its inclusive range. Typed as its default, as `dataclasses.field` is."""
+    return field(default=default, metadata={"help": help, "low": low, "high": high})
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """What the engine process needs. Everything has a meaning without a server, so `llm.py` takes the same object."""
+
+    model: str = _setting("smollm2-135m-instruct", "A name from `paceline models list`, a folder, or a .gguf file.")
+    model_dir: str | None = _setting(None, "The model as a folder; wins over the model's name.")
+    device: Literal["auto", "cpu"] = _setting("auto", "Where the model runs.")
+    dtype: Literal["auto", "float32", "bfloat16"] = _setting("auto", "Number format of weights and KV; auto is bfloat16.")
+    draft: str = _setting("ngram", "Who proposes tokens: none, ngram, or a model (name, folder or .gguf file).")
+    max_draft_length: int = _setting(5, "Most tokens proposed per step (K).", low=0, high=64)
+    speculation: Literal["auto", "on", "off"] = _setting("auto", "Off loads no drafter.")
+    verification: Literal["coupled", "ratio"] = _setting("coupled", "Rule that accepts drafts; coupled gives the tokens of plain decoding.")
+    max_model_len: int | None = _setting(
+        None, "Prompt and output tokens of one request; unset: the model's limit, cut to what the KV memory holds.", low=2
+    )
+    max_num_batched_tokens: int = _setting(512, "Tokens per step over all requests.", low=1)
+    min_batch_size: int = _setting(1, "Requests that an idle engine waits for, up to batch-wait-ms.", low=1)
+    max_batch_size: int = _setting(256, "Requests that run at once.", low=1, high=4096)
+    batch_wait_ms: float = _setting(0.0, "Longest wait of an idle engine for min-batch-size requests.", low=0, high=60000)
+    kv_cache_memory_bytes: int | None = _setting(None, "Memory for KV pages; unset: 1/4 of the free memory, at most 4 GiB.", low=1)
+    block_size: int = _setting(16, "Tokens per KV page.", low=1, high=1024)
+    enable_prefix_caching: bool = _setting(True, "Reuse the KV of prompts that begin alike.")
+    seed: int | None = _setting(None, "Seeds the seeds of requests that bring none.", low=0, high=2**64 - 1)
+    threads: int | None = _setting(None, "CPU threads of the engine; unset: physical cores.", low=1, high=1024)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """`paceline serve`."""
+
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    host: str = _setting("127.0.0.1", "Address to listen on; one that other machines reach needs --insecure.")
+    port: int = _setting(8000, "Port to listen on; 0 picks a free one.", low=0, high=65535)
+    served_model_name: str | None = _setting(None, "Model name in the API; unset: the model's own.")
+    batch_size: str = _setting("dynamic", "dynamic: between min-batch-size and max-batch-size; a number sets both.")
+    insecure: bool = _setting(False, "Allow an address that other machines reach although the server asks for no key.")
+    shutdown_timeout: float = _setting(30.0, "Seconds that running requests get after SIGTERM.", low=0)
+    log_format: Literal["console", "json"] = _setting("console", "Shape of log lines.")
+    warmup: bool = _setting(True, "Run one request before the first user's.")
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerConfig:
+    """How `paceline generate` and `paceline chat` ask for text."""
+
+    max_tokens: int = _setting(256, "Most tokens of an answer.", low=1)
+    temperature: float = _setting(0.0, "0 always takes the likeliest token.", low=0, high=100)
+    top_p: float = _setting(1.0, "Sample from the likeliest tokens that together have this probability; 1 is off.", low=0, high=1)
+    top_k: int = _setting(0, "Sample from this many likeliest tokens; 0 is off.", low=0)
+    min_p: float = _setting(0.0, "Drop tokens below this share of the likeliest one's probability; 0 is off.", low=0, high=1)
+
+
+Config = EngineConfig | ServerConfig | AnswerConfig
+Scalar = str | int | float | bool | None
+
+
+def settings(kind: type[Config]) -> Iterator[tuple[Field[object], object]]:
+    """The fields of a configuration with their types, those of the engine inside a server's included."""
+    types = get_type_hints(kind)
+    for item in fields(kind):
+        if is_dataclass(types[item.name]):
+            yield from settings(types[item.name])
+        else:
+            yield item, types[item.name]
+
+
+def values(config: Config) -> dict[str, Scalar]:
+    """Every setting by name, flat."""
+    flat = asdict(config)
+    return flat.pop("engine", {}) | flat
+
+
+def flag(name: str) -> str:
+    """`max_batch_size` -> `--max-batch-size`."""
+    return "--" + name.replace("_", "-")
+
+
+def schema() -> dict[str, object]:
+    """The JSON schema of a `--config` file."""
+    properties: dict[str, object] = {}
+    for item, kind in settings(ServerConfig):
+        entry: dict[str, object] = {"description": item.metadata["help"], "default": item.default}
+        options = [option for option in get_args(kind) if option is not type(None)]
+        if get_origin(kind) is Literal:
+            entry |= {"type": "string", "enum": options}
+        else:
+            name = {bool: "boolean", int: "integer", float: "number", str: "string"}[cast(type, options[0] if options else kind)]
+            entry["type"] = [name, "null"] if options else name
+        entry |= {key: item.metadata[bound] for key, bound in (("minimum", "low"), ("maximum", "high")) if item.metadata[bound] is not None}
+        properties[item.name] = entry
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Paceline configuration",
+        "type": "object",
+        "additionalProperties": False,
+        "properties": properties,
+    }
+
+
+def check_ranges(config: Config) -> None:
+    """Raise BadInputError for the first value outside its field's choices or range."""
+    given = values(config)
+    for item, kind in settings(type(config)):
+        value = given[item.name]
+        if get_origin(kind) is Literal and value not in get_args(kind):
+            raise BadInputError(f"{flag(item.name)} {value} is not in this build; it has: {', '.join(get_args(kind))}", param=item.name)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            _check_range(item.name, value, item.metadata)
+
+
+def _check_range(name: str, value: float, metadata: Mapping[str, float | None]) -> None:
+    low, high = metadata["low"], metadata["high"]
+    if (low is not None and not value >= low) or (high is not None and not value <= high):
+        allowed = f"at least {low:g}" if high is None else f"between {low} and {high}"
+        raise BadInputError(f"{flag(name)} is {value}; it must be {allowed}", param=name)
+
+
+def check_engine(config: EngineConfig) -> None:
+    """Raise BadInputError for settings that cannot work, alone or together."""
+    check_ranges(config)
+    if config.min_batch_size > config.max_batch_size:
+        raise BadInputError(
+            f"--min-batch-size {config.min_batch_size} is above --max-batch-size {config.max_batch_size}; "
+            "lower the first or raise the second"
+        )
+    if config.max_num_batched_tokens < config.max_batch_size:
+        raise BadInputError(
+            f"--max-num-batched-tokens {config.max_num_batched_tokens} is below --max-batch-size {config.max_batch_size}, so a full batch "
+            f"would not fit a step; raise the first or start with --max-batch-size {config.max_num_batched_tokens}"
+        )
+
+
+def settle_server(config: ServerConfig) -> ServerConfig:
+    """Check a server's settings and resolve the ones that stand for others (`batch_size`). Raises BadInputError."""
+    if config.batch_size != "dynamic":
+        config = replace(config, engine=_fixed_batch(config.engine, config.batch_size))
+    check_ranges(config)
+    check_engine(config.engine)
+    if not config.insecure and not _is_loopback(config.host):
+        raise BadInputError(
+            f"--host {config.host} lets other machines in, and this build asks for no key; "
+            "listen on 127.0.0.1 behind a proxy that checks keys, or add --insecure"
+        )
+    return config
+
+
+def _fixed_batch(engine: EngineConfig, batch_size: str) -> EngineConfig:
+    if not batch_size.isdecimal() or int(batch_size) < 1:
+        raise BadInputError(f"--batch-size {batch_size} is neither dynamic nor a number of requests of at least 1")
+    size, default = int(batch_size), EngineConfig()
+    for name, given, usual in (
+        ("min_batch_size", engine.min_batch_size, default.min_batch_size),
+        ("max_batch_size", engine.max_batch_size, default.max_batch_size),
+    ):
+        if given not in (usual, size):
+            raise BadInputError(f"--batch-size {size} contradicts {flag(name)} {given}; give one of them")
+    return replace(engine, min_batch_size=size, max_batch_size=size)
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,168 @@
+"""The server's side of the engine: starts it, sends requests, hands each one its deltas. Imports neither torch nor the engine.
+
+One asyncio task reads the engine's frames and another watches the process; per-request queues are the only other state.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from paceline.config import EngineConfig
+from paceline.core.facts import EngineFacts
+from paceline.core.outcome import TokenDelta
+from paceline.core.progress import Progress
+from paceline.core.request import Request
+from paceline.core.stats import EngineStats
+from paceline.engine import wire
+from paceline.engine.process import EngineProcess
+from paceline.errors import BadInputError, EngineDeadError, MissingError
+
+_WATCH_INTERVAL_S = 0.2
+
+
+class EngineClient:
+    """A running engine. Made by `start`; `close` ends it."""
+
+    def __init__(self, process: EngineProcess) -> None:
+        self._process = process
+        self._context = zmq.asyncio.Context(1)
+        self._out = self._context.socket(zmq.PUSH)
+        self._in = self._context.socket(zmq.PULL)
+        for socket in (self._out, self._in):
+            socket.setsockopt(zmq.SNDHWM, 0)
+            socket.setsockopt(zmq.RCVHWM, 0)
+            socket.setsockopt(zmq.LINGER, 0)
+        directory = str(process.directory)
+        self._out.bind(wire.requests_endpoint(directory))
+        self._in.bind(wire.deltas_endpoint(directory))
+        self._queues: dict[str, asyncio.Queue[TokenDelta | None]] = {}  # None: the engine is gone
+        self._stats = EngineStats()
+        self._death: str | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._facts: EngineFacts | None = None
+
+    @classmethod
+    async def start(
+        cls, config: EngineConfig, folder: Path, draft_folder: Path | None = None, progress: Progress | None = None
+    ) -> "EngineClient":
+        """Start an engine on a model folder and wait until it can serve.
+
+        Raises what the engine raised while loading (BadInputError, MissingError), or EngineDeadError if it ended without a word.
+        """
+        client = cls(EngineProcess(config.threads))
+        try:
+            await client._launch(wire.Launch(config, str(folder), str(draft_folder) if draft_folder else None), progress)
+        except BaseException:
+            await client.close(grace_s=0.0)
+            raise
+        client._tasks = [asyncio.create_task(client._read()), asyncio.create_task(client._watch())]
+        return client
+
+    @property
+    def facts(self) -> EngineFacts:
+        assert self._facts is not None, "facts are known once start() has returned"
+        return self._facts
+
+    @property
+    def is_alive(self) -> bool:
+        return self._death is None
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def stats(self) -> EngineStats:
+        """The engine's latest report, at most a step or 250 ms old."""
+        return self._stats
+
+    async def submit(self, request: Request) -> AsyncIterator[TokenDelta]:
+        """Run a request and yield its deltas; the last one has a finish reason.
+
+        Closing the iterator early aborts the request. Raises EngineDeadError when the engine is or goes away.
+        """
+        if self._death is not None:
+            raise EngineDeadError(self._death)
+        assert request.request_id not in self._queues, f"request id {request.request_id} is in use"
+        queue: asyncio.Queue[TokenDelta | None] = asyncio.Queue()
+        self._queues[request.request_id] = queue
+        finished = False
+        try:
+            await self._out.send(wire.encode(wire.Submit(request)))
+            while not finished:
+                delta = await queue.get()
+                if delta is None:
+                    finished = True
+                    raise EngineDeadError(self._death or "the engine ended")
+                finished = delta.finish_reason is not None
+                yield delta
+        finally:
+            del self._queues[request.request_id]
+            if not finished and self._death is None:
+                # Not awaited on the cancellation path: with no high-water mark the frame is queued at once.
+                self._out.send(wire.encode(wire.Abort(request.request_id)))
+
+    async def close(self, grace_s: float = 5.0) -> None:
+        """End the engine: asks, waits `grace_s`, then kills. Requests still running end with EngineDeadError."""
+        for task in self._tasks:
+            task.cancel()
+        with contextlib.suppress(zmq.ZMQError):
+            await self._out.send(wire.encode(wire.Shutdown()), flags=zmq.NOBLOCK)
+        await asyncio.to_thread(self._process.stop, grace_s)
+        self._die("the engine was stopped")
+        self._out.close()
+        self._in.close()
+        self._context.term()
+
+    async def _launch(self, launch: wire.Launch, progress: Progress | None) -> None:
+        await self._out.send(wire.encode(launch))
+        while self._facts is None:
+            if not await self._in.poll(int(_WATCH_INTERVAL_S * 1e3)):
+                code = self._process.exit_code()
+                if code is not None and not await self._in.poll(0):
+                    raise EngineDeadError(f"the engine ended with status {code} while loading; its output above says why")
+                continue
+            match wire.decode_from_engine(await self._in.recv()):
+                case wire.Progress(stage, done, total):
+                    if progress is not None:
+                        progress.update(stage, done, total)
+                case wire.Ready(facts):
+                    self._facts = facts
+                case wire.Failed(reason, exit_code):
+                    raise {2: BadInputError, 3: MissingError}.get(exit_code, EngineDeadError)(reason)
+                case _:
+                    pass
+
+    async def _read(self) -> None:
+        while True:
+            try:
+                message = wire.decode_from_engine(await self._in.recv())
+            except msgspec.DecodeError:
+                continue  # not from our engine: only its owner can reach the socket, so nothing is lost
+            match message:
+                case wire.Deltas(deltas):
+                    for delta in deltas:
+                        queue = self._queues.get(delta.request_id)
+                        if queue is not None:
+                            queue.put_nowait(delta)
+                case wire.Stats(stats):
+                    self._stats = stats
+                case wire.Failed(reason, _):
+                    self._die(reason)
+                case _:
+                    pass
+
+    async def _watch(self) -> None:
+        while self._process.exit_code() is None:  # noqa: ASYNC110 - a process gives no event without a thread of its own
+            await asyncio.sleep(_WATCH_INTERVAL_S)
+        self._die(f"the engine process ended with status {self._process.exit_code()}")
+
+    def _die(self, reason: str) -> None:
+        if self._death is None:
+            self._death = reason
+        for queue in self._queues.values():
+            queue.put_nowait(None)

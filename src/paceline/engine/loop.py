@@ -1,0 +1,157 @@
+"""The engine's one loop: requests in, plan -> step -> commit, token deltas out. `python -m paceline.engine.loop` runs it as a process.
+
+`EngineLoop` is the same for `llm.py` (in-process) and for the engine process; only `serve_frames` below knows sockets.
+"""
+
+import gc
+import os
+import signal
+import sys
+import time
+import traceback
+from collections import deque
+from typing import TYPE_CHECKING
+
+from paceline.core.outcome import StepOutcome, TokenDelta
+from paceline.core.plan import StepPlan
+from paceline.core.request import FinishReason, Request
+from paceline.core.stats import EngineStats
+from paceline.errors import PacelineError
+from paceline.executor.executor import Executor
+from paceline.scheduler.scheduler import Scheduler, SchedulerConfig
+
+if TYPE_CHECKING:
+    from paceline.engine.wire import EnginePort
+
+STATS_INTERVAL_S = 0.25
+_IDLE_POLL_S = 0.25  # also how soon an idle engine notices that its parent is gone
+
+
+class EngineLoop:
+    """Scheduler and executor, driven one outcome at a time."""
+
+    def __init__(self, scheduler: Scheduler, executor: Executor) -> None:
+        self._scheduler = scheduler
+        self._executor = executor
+        self._in_flight: deque[StepPlan] = deque()
+        self.last_step_s = time.monotonic()
+
+    def add(self, request: Request) -> None:
+        """Queue a request; raises BadInputError if it can never run."""
+        self._scheduler.add(request)
+
+    def abort(self, request_id: str) -> list[TokenDelta]:
+        return self._scheduler.abort(request_id)
+
+    def fail_all(self, reason: str) -> list[TokenDelta]:
+        return self._scheduler.fail_all(reason)
+
+    @property
+    def has_unfinished(self) -> bool:
+        return self._scheduler.has_unfinished
+
+    def step(self) -> list[TokenDelta]:
+        """Plan up to the queue depth, wait for the oldest step and commit it. Empty when nothing could run."""
+        while len(self._in_flight) < self._executor.queue_depth:
+            plan = self._scheduler.plan()
+            if plan is None:
+                break
+            self._executor.submit(plan)
+            self._in_flight.append(plan)
+        if not self._in_flight:
+            return []
+        outcome: StepOutcome = self._executor.collect()
+        deltas = self._scheduler.commit(self._in_flight.popleft(), outcome)
+        self.last_step_s = time.monotonic()
+        return deltas
+
+    def idle_s(self) -> float:
+        """Seconds until the loop has something to do by itself: 0 with work at hand, at most the poll interval."""
+        if self._in_flight:
+            return 0.0
+        if not self._scheduler.has_unfinished:
+            return _IDLE_POLL_S
+        wakeup_s = self._scheduler.next_wakeup_s()
+        return 0.0 if wakeup_s is None else min(max(wakeup_s - time.monotonic(), 0.0), _IDLE_POLL_S)
+
+    def stats(self) -> EngineStats:
+        stats = self._scheduler.stats()
+        stats.time_s = time.monotonic()
+        stats.last_step_s = self.last_step_s
+        return stats
+
+
+def serve_frames(directory: str) -> int:
+    """Connect to the client's sockets in `directory`, load the model it names, and run until told to stop. Returns the exit status."""
+    # Imported here: the in-process engine must work where msgspec and pyzmq are not installed.
+    from paceline.engine import wire
+
+    port = wire.EnginePort(directory)
+    try:
+        launch = port.receive_launch()
+        from paceline.executor.load import load_executor
+
+        executor, facts = load_executor(launch.config, launch.folder, launch.draft_folder, port)
+        loop = EngineLoop(Scheduler(SchedulerConfig.from_engine_config(launch.config), facts), executor)
+    except PacelineError as error:
+        port.send(wire.Failed(str(error), error.exit_code))
+        return error.exit_code
+    except Exception as error:  # the client must learn of any failure to load, whatever it is
+        traceback.print_exc()
+        port.send(wire.Failed(f"the engine could not start: {error}", 1))
+        return 1
+    gc.freeze()  # the loaded model never becomes garbage; keep it out of every later collection
+    port.send(wire.Ready(facts))
+    try:
+        _run(loop, port)
+    except Exception as error:  # every stream must end with the reason before the process does
+        traceback.print_exc()
+        reason = f"the engine failed: {type(error).__name__}"
+        port.send_deltas(loop.fail_all(reason))
+        port.send(wire.Failed(reason, 1))
+        return 1
+    finally:
+        port.close()
+    return 0
+
+
+def _run(loop: EngineLoop, port: "EnginePort") -> None:
+    from paceline.engine import wire
+
+    parent = os.getppid()
+    sent_stats_s = 0.0
+    while True:
+        # Waiting in the socket is the only place the loop sleeps; with work at hand it only drains what has come.
+        for message in port.receive(loop.idle_s()):
+            match message:
+                case wire.Submit(request):
+                    port.send_deltas(_add(loop, request))
+                case wire.Abort():
+                    port.send_deltas(loop.abort(message.request_id))
+                case wire.Shutdown():
+                    return
+        if os.getppid() != parent:
+            return
+        port.send_deltas(loop.step())
+        now_s = time.monotonic()
+        if now_s - sent_stats_s >= STATS_INTERVAL_S:
+            port.send(wire.Stats(loop.stats()))
+            sent_stats_s = now_s
+
+
+def _add(loop: EngineLoop, request: Request) -> list[TokenDelta]:
+    try:
+        loop.add(request)
+    except PacelineError as error:
+        return [TokenDelta(request.request_id, (), FinishReason.ERROR, None, str(error))]
+    return []
+
+
+def main() -> None:
+    # Ctrl-C reaches the whole process group; the parent decides when the engine ends.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.exit(serve_frames(sys.argv[1]))
+
+
+if __name__ == "__main__":
+    main()

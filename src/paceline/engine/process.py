@@ -1,0 +1,44 @@
+"""Starts the engine as a child process and ends it. Never imports it: the server side stays free of torch."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+_TERMINATE_GRACE_S = 5.0
+
+
+class EngineProcess:
+    """One `python -m paceline.engine.loop` and the private directory of its sockets."""
+
+    def __init__(self, threads: int | None) -> None:
+        """Starts the process; it waits for a Launch message. `threads` is fixed before torch loads (None: physical cores)."""
+        self.directory = Path(tempfile.mkdtemp(prefix="paceline-"))  # mkdtemp makes it 0700: no other user can reach the sockets
+        environment = dict(os.environ)
+        if threads is not None:
+            environment["OMP_NUM_THREADS"] = str(threads)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "paceline.engine.loop", str(self.directory)],
+            stdin=subprocess.DEVNULL,
+            env=environment,
+        )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def exit_code(self) -> int | None:
+        """None while it runs."""
+        return self._process.poll()
+
+    def stop(self, grace_s: float = _TERMINATE_GRACE_S) -> None:
+        """Wait `grace_s` for the process to end by itself, then kill it; removes the socket directory."""
+        try:
+            self._process.wait(grace_s)
+        except subprocess.TimeoutExpired:
+            self._process.send_signal(signal.SIGKILL)
+            self._process.wait()
+        shutil.rmtree(self.directory, ignore_errors=True)

@@ -1,0 +1,33 @@
+"""Owns one device: the target, the drafter, their KV memory and the slots. The engine loop feeds it plans and takes outcomes.
+
+Loading lives in `executor/load.py`. On the CPU a step runs when it is submitted, so the queue depth is 1.
+"""
+
+from collections import deque
+
+import torch
+
+from paceline.core.outcome import StepOutcome
+from paceline.core.plan import StepPlan
+from paceline.executor.slots import SlotTable
+from paceline.executor.step import Target, run_step
+from paceline.speculative.drafter import Drafter
+
+
+class Executor:
+    """Runs plans in the order they are submitted; `collect` returns the oldest outcome not yet taken."""
+
+    queue_depth = 1  # a CPU step leaves no idle device for the host to overlap with
+
+    def __init__(self, target: Target, drafter: Drafter) -> None:
+        self._target = target
+        self._drafter = drafter
+        self._slots = SlotTable()
+        self._outcomes: deque[StepOutcome] = deque()
+
+    def submit(self, plan: StepPlan) -> None:
+        with torch.inference_mode():
+            self._outcomes.append(run_step(plan, self._slots, self._drafter, self._target))
+
+    def collect(self) -> StepOutcome:
+        return self._outcomes.popleft()

@@ -1,0 +1,143 @@
+"""Builds an executor from folders: weights, drafter, KV memory. Called once per engine, by the loop's process and by `llm.py`.
+
+Everything that can be wrong with a model or a flag is refused here, before the first request.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from paceline.config import EngineConfig
+from paceline.core.facts import Choice, EngineFacts
+from paceline.core.progress import Progress
+from paceline.errors import BadInputError
+from paceline.executor.executor import Executor
+from paceline.executor.step import Target
+from paceline.forward.forward import Forward
+from paceline.forward.load import load_forward
+from paceline.forward.memory import allocate_kv, page_bytes
+from paceline.models.folder import read_generation_facts, read_vocabulary
+from paceline.models.loader import load_program, load_weights
+from paceline.speculative.drafter import DRAFTERS, DrafterSetup, DraftModel, load_drafter_class
+from paceline.speculative.same_tokens import check_same_tokens
+from paceline.speculative.verify import Rule
+
+_DEFAULT_KV_SHARE = 0.25  # of the memory that is free at start: the HTTP process and the page cache need the rest
+_DEFAULT_KV_LIMIT_BYTES = 4 << 30
+_DTYPES = {"auto": torch.bfloat16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+_DEVICES = ("auto", "cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    """The KV memory plan: one page id holds the target's and the drafter's KV of `page_size` tokens."""
+
+    num_pages: int
+    page_size: int
+    target_page_bytes: int
+    drafter_page_bytes: int
+    max_model_len: int
+
+
+def load_executor(config: EngineConfig, folder: str, draft_folder: str | None, progress: Progress) -> tuple[Executor, EngineFacts]:
+    """Load the target from `folder` and, if `draft_folder` is given, a draft model from there.
+
+    Raises BadInputError or UnsupportedModelError for what this build cannot run or this machine's memory cannot hold.
+    """
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    if draft_folder is not None:
+        check_same_tokens(read_vocabulary(Path(folder)), read_vocabulary(Path(draft_folder)))
+    target = _load_model(config, Path(folder), "load target", progress)
+    draft = None if draft_folder is None else _load_model(config, Path(draft_folder), "load draft model", progress)
+    memory = _plan_memory(config, target, draft)
+    rule = Rule(config.verification)
+    kv = allocate_kv(target.spec, memory.num_pages, memory.page_size)
+    draft_model = None if draft is None else DraftModel(draft, allocate_kv(draft.spec, memory.num_pages, memory.page_size))
+    name = _drafter_name(config, draft)
+    drafter = load_drafter_class(name)(DrafterSetup(rule, target.spec.vocab_size, draft_model))
+    facts = EngineFacts(
+        model_name=Path(folder).name,
+        architecture=target.spec.architecture,
+        device="cpu",
+        dtype=str(_DTYPES[config.dtype]).removeprefix("torch."),
+        vocab_size=target.spec.vocab_size,
+        max_model_len=memory.max_model_len,
+        num_pages=memory.num_pages,
+        page_size=memory.page_size,
+        target_page_bytes=memory.target_page_bytes,
+        drafter_page_bytes=memory.drafter_page_bytes,
+        target_weight_bytes=target.weight_bytes,
+        drafter_weight_bytes=0 if draft is None else draft.weight_bytes,
+        drafter=name,
+        drafter_max_len=memory.max_model_len if draft is None else min(draft.spec.max_position_embeddings, memory.max_model_len),
+        max_draft_length=0 if name == "none" else config.max_draft_length,
+        eos_token_ids=read_generation_facts(Path(folder)).eos_token_ids,
+        choices=target.choices + _draft_choices(draft),
+    )
+    return Executor(Target(target, kv, rule), drafter), facts
+
+
+def _load_model(config: EngineConfig, folder: Path, stage: str, progress: Progress) -> Forward:
+    if config.device not in _DEVICES:
+        raise BadInputError(f"device {config.device!r} is not in this build, which has {', '.join(_DEVICES)}", param="device")
+    if config.dtype not in _DTYPES:
+        raise BadInputError(f"dtype {config.dtype!r} is not in this build, which has {', '.join(_DTYPES)}", param="dtype")
+    program = load_program(folder)
+    with load_weights(folder, program, torch.float32) as tensors:
+        return load_forward(program, tensors, _DTYPES[config.dtype], stage, progress)
+
+
+def _plan_memory(config: EngineConfig, target: Forward, draft: Forward | None) -> _Memory:
+    """Divide the KV budget into pages and cut the context to what they hold. Errors: BadInputError with the numbers."""
+    page_size = config.block_size
+    target_bytes = page_bytes(target.spec, page_size)
+    drafter_bytes = 0 if draft is None else page_bytes(draft.spec, page_size)
+    budget = config.kv_cache_memory_bytes
+    if budget is None:
+        budget = min(int(_available_bytes() * _DEFAULT_KV_SHARE), _DEFAULT_KV_LIMIT_BYTES)
+    limit = target.spec.max_position_embeddings
+    wanted_len = limit if config.max_model_len is None else config.max_model_len
+    if wanted_len > limit:
+        raise BadInputError(
+            f"--max-model-len {wanted_len:,} is beyond the model's {limit:,} positions; ask for at most that", param="max_model_len"
+        )
+    # More pages than every row at full length could fill would never be used.
+    num_pages = min(budget // (target_bytes + drafter_bytes), config.max_batch_size * -(-wanted_len // page_size))
+    held_len = num_pages * page_size
+    if held_len < 2 or (config.max_model_len is not None and held_len < wanted_len):
+        needed = -(-max(wanted_len, 2) // page_size) * (target_bytes + drafter_bytes)
+        raise BadInputError(
+            f"KV memory of {budget:,} bytes holds {held_len:,} tokens, one sequence of {wanted_len:,} needs {needed:,} bytes; "
+            "raise --kv-cache-memory-bytes or lower --max-model-len",
+            param="kv_cache_memory_bytes",
+        )
+    return _Memory(num_pages, page_size, target_bytes, drafter_bytes, min(wanted_len, held_len))
+
+
+def _drafter_name(config: EngineConfig, draft: Forward | None) -> str:
+    if draft is not None:
+        return "draft_model"
+    if config.speculation == "off" or config.max_draft_length == 0:
+        return "none"
+    if config.draft not in DRAFTERS:
+        raise BadInputError(f"--draft {config.draft}: this build has none, ngram, or the name of a model", param="draft")
+    return config.draft
+
+
+def _draft_choices(draft: Forward | None) -> tuple[Choice, ...]:
+    if draft is None:
+        return ()
+    return tuple(Choice(f"draft {choice.name}", choice.implementation, choice.reason) for choice in draft.choices)
+
+
+def _available_bytes() -> int:
+    """Memory that can be used without swapping, as the kernel estimates it."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            fields = dict(line.split(":", 1) for line in file)
+        return int(fields["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):  # not Linux
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2

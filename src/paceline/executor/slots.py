@@ -1,0 +1,60 @@
+"""The device half's truth about every running sequence: tokens, pages and sampling parameters by slot.
+
+`executor/step.py` applies a plan here first and commits its verification here last. Nothing else changes a `Slot`.
+"""
+
+from paceline.core.draft import DraftProposal
+from paceline.core.plan import Admission, SpanKind, StepPlan
+from paceline.core.slot import Slot
+from paceline.core.verification import Verification
+from paceline.speculative.rows import host_int_rows, host_ints
+
+
+class SlotTable:
+    """Slots by id, kept in step with the scheduler by plans alone."""
+
+    def __init__(self) -> None:
+        self.slots: dict[int, Slot] = {}
+
+    def apply(self, plan: StepPlan) -> None:
+        """Carry out a plan's bookkeeping in its fixed order: release, admit, cut page lists, append pages."""
+        for slot_id in plan.released_slots:
+            del self.slots[slot_id]
+        for admission in plan.admitted:
+            assert admission.slot not in self.slots, f"slot {admission.slot} admitted twice"
+            self.slots[admission.slot] = _new_slot(admission)
+        for slot_id, num_pages in plan.freed_pages:
+            del self.slots[slot_id].page_ids[num_pages:]
+        for slot_id, page_ids in plan.new_pages:
+            self.slots[slot_id].page_ids.extend(page_ids)
+
+    def commit(self, plan: StepPlan, verification: Verification) -> list[tuple[int, ...]]:
+        """Append what verification emitted to every slot; returns the new tokens of each span, in order."""
+        emitted = host_ints(verification.num_emitted)
+        tokens = host_int_rows(verification.token_ids)
+        new_tokens: list[tuple[int, ...]] = []
+        for span, count, row in zip(plan.spans, emitted, tokens, strict=True):
+            slot = self.slots[span.slot]
+            new = tuple(row[:count])
+            # A prompt chunk's KV ends with the chunk; in decode it ends before the newest token, whose KV the next step writes.
+            slot.num_computed_tokens = (
+                span.start + span.num_new_tokens if span.kind is SpanKind.PREFILL else len(slot.token_ids) + count - 1
+            )
+            slot.token_ids.extend(new)
+            new_tokens.append(new)
+        return new_tokens
+
+
+def drafts_by_row(proposal: DraftProposal) -> list[list[int]]:
+    """The proposal's draft tokens as host lists, one per span."""
+    return [row[:count] for row, count in zip(host_int_rows(proposal.token_ids), host_ints(proposal.lens), strict=True)]
+
+
+def _new_slot(admission: Admission) -> Slot:
+    return Slot(
+        token_ids=list(admission.token_ids),
+        num_prompt_tokens=admission.num_prompt_tokens,
+        sampling=admission.sampling,
+        page_ids=[],
+        num_computed_tokens=admission.num_computed_tokens,
+    )

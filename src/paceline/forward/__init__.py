@@ -1,0 +1,1 @@
+"""Runs one model on one batch: the target and the drafter alike."""

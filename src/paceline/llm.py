@@ -1,0 +1,107 @@
+"""The engine without a server: load a model and generate from scripts, tests and benchmarks.
+
+The same scheduler, executor and loop as the server's engine process; no sockets and no HTTP packages.
+"""
+
+import itertools
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from paceline.config import EngineConfig
+from paceline.core.outcome import RequestStats, TokenDelta
+from paceline.core.progress import Progress, SilentProgress
+from paceline.core.request import FinishReason, Request, SamplingParams
+from paceline.core.stats import EngineStats
+from paceline.engine.loop import EngineLoop
+from paceline.errors import BadInputError, PacelineError
+from paceline.executor.load import load_executor
+from paceline.scheduler.scheduler import Scheduler, SchedulerConfig
+from paceline.weights.resolve import resolve_models
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One finished generation. `text` leaves special tokens out; `token_ids` holds every token, the stop token included."""
+
+    prompt_token_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    text: str
+    finish_reason: FinishReason
+    stats: RequestStats
+
+
+class LLM:
+    """A model in this process."""
+
+    def __init__(self, config: EngineConfig | None = None, progress: Progress | None = None) -> None:
+        """Resolve, load and pack the model that `config` names; `progress` is told how far it is."""
+        self.config = config if config is not None else EngineConfig()
+        notify = progress if progress is not None else SilentProgress()
+        folder, draft_folder = resolve_models(self.config, notify)
+        executor, self.facts = load_executor(self.config, str(folder), str(draft_folder) if draft_folder else None, notify)
+        self.folder: Path = folder
+        self.tokenizer: Tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self._loop = EngineLoop(Scheduler(SchedulerConfig.from_engine_config(self.config), self.facts), executor)
+        self._ids = itertools.count()
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        return tuple(self.tokenizer.encode(text).ids)
+
+    def stats(self) -> EngineStats:
+        return self._loop.stats()
+
+    def generate(
+        self,
+        prompts: Sequence[str | Sequence[int]],
+        sampling: SamplingParams | Sequence[SamplingParams],
+        max_draft_length: int | None = None,
+    ) -> list[Output]:
+        """Run all prompts as one dynamic batch; results in the prompts' order.
+
+        `sampling` is one for all or one each. `max_draft_length` caps every request's drafts; 0 decodes plainly.
+        """
+        each = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else list(sampling)
+        requests = [self._request(prompt, params, max_draft_length) for prompt, params in zip(prompts, each, strict=True)]
+        tokens: dict[str, list[int]] = {request.request_id: [] for request in requests}
+        last: dict[str, TokenDelta] = {}
+        for request in requests:
+            self._loop.add(request)
+        while self._loop.has_unfinished:
+            for delta in self._loop.step():
+                tokens[delta.request_id].extend(delta.token_ids)
+                if delta.finish_reason is not None:
+                    last[delta.request_id] = delta
+        return [self._output(request, tokens[request.request_id], last[request.request_id]) for request in requests]
+
+    def stream(self, prompt: str | Sequence[int], sampling: SamplingParams, max_draft_length: int | None = None) -> Iterator[TokenDelta]:
+        """Run one prompt and yield its deltas as steps finish; closing the iterator aborts it."""
+        request = self._request(prompt, sampling, max_draft_length)
+        self._loop.add(request)
+        finished = False
+        try:
+            while not finished:
+                for delta in self._loop.step():
+                    if delta.request_id == request.request_id:
+                        finished = delta.finish_reason is not None
+                        yield delta
+        finally:
+            if not finished:
+                self._loop.abort(request.request_id)
+
+    def _request(self, prompt: str | Sequence[int], sampling: SamplingParams, max_draft_length: int | None) -> Request:
+        ids = self.encode(prompt) if isinstance(prompt, str) else tuple(prompt)
+        if not ids:
+            raise BadInputError("the prompt is empty; give at least one token", param="prompt")
+        if not all(0 <= token < self.facts.vocab_size for token in ids):
+            raise BadInputError(f"a prompt token id is outside the vocabulary 0..{self.facts.vocab_size - 1}", param="prompt")
+        return Request(f"llm-{next(self._ids)}", ids, sampling, time.monotonic(), max_draft_length)
+
+    def _output(self, request: Request, token_ids: list[int], last: TokenDelta) -> Output:
+        if last.finish_reason is None or last.stats is None:
+            raise PacelineError(last.error or "the engine ended a request without its statistics")
+        text = self.tokenizer.decode(token_ids)
+        return Output(request.prompt_token_ids, tuple(token_ids), text, last.finish_reason, last.stats)

@@ -1,0 +1,85 @@
+"""The default model over a real socket: what a newcomer's first client does, and the first promise through HTTP."""
+
+import json
+from collections.abc import Iterator
+
+import openai
+import pytest
+
+from tests.e2e.conftest import DEFAULT_MODEL, RunningServer
+
+QUESTION = [{"role": "user", "content": "What is the capital of France? Answer in one sentence."}]
+LIST = "1. red apple\n2. green pear\n3. yellow banana\n4. purple plum\n5. orange carrot\n"
+
+
+@pytest.fixture(scope="module")
+def client(real_server: RunningServer) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=real_server.url + "/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def test_models_lists_the_default(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == [DEFAULT_MODEL]
+
+
+def test_chat_answers_and_reports_acceptance(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(model=DEFAULT_MODEL, messages=QUESTION, temperature=0, max_tokens=32)
+    assert "Paris" in (answer.choices[0].message.content or "")
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.usage is not None and answer.usage.completion_tokens > 3
+    report = (answer.model_extra or {})["metrics"]["speculative_decoding"]
+    assert sum(report["acceptance_histogram"]) == report["num_spec_steps"]
+    assert len(report["acceptance_histogram"]) == report["num_spec_tokens"] + 1
+
+
+def test_streaming_gives_the_same_text_and_one_usage_chunk(client: openai.OpenAI) -> None:
+    whole = client.chat.completions.create(model=DEFAULT_MODEL, messages=QUESTION, temperature=0, max_tokens=32)
+    chunks = list(
+        client.chat.completions.create(
+            model=DEFAULT_MODEL, messages=QUESTION, temperature=0, max_tokens=32, stream=True, stream_options={"include_usage": True}
+        )
+    )
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == whole.choices[0].message.content
+    usages = [chunk.usage for chunk in chunks if chunk.usage is not None]
+    assert len(usages) == 1 and usages[0] == whole.usage.model_copy(update={"prompt_tokens_details": usages[0].prompt_tokens_details})
+
+
+def test_token_id_prompt_and_stop(client: openai.OpenAI, real_server: RunningServer) -> None:
+    plain = client.completions.create(model=DEFAULT_MODEL, prompt="One, two, three, four,", temperature=0, max_tokens=12)
+    from tokenizers import Tokenizer
+
+    from paceline.core.progress import SilentProgress
+    from paceline.weights.resolve import resolve
+
+    folder = resolve(DEFAULT_MODEL, progress=SilentProgress()).path
+    ids = Tokenizer.from_file(str(folder / "tokenizer.json")).encode("One, two, three, four,").ids
+    by_ids = client.completions.create(model=DEFAULT_MODEL, prompt=ids, temperature=0, max_tokens=12)
+    assert by_ids.choices[0].text == plain.choices[0].text
+    stop = plain.choices[0].text.strip()[2:6]
+    stopped = client.completions.create(model=DEFAULT_MODEL, prompt=ids, temperature=0, max_tokens=12, stop=[stop])
+    assert stopped.choices[0].finish_reason == "stop"
+    assert stopped.choices[0].text == plain.choices[0].text[: plain.choices[0].text.index(stop)]
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0}, {"temperature": 0.8, "top_p": 0.95, "seed": 42}], ids=["greedy", "seeded"])
+def test_same_tokens_with_and_without_speculation(real_server: RunningServer, options: dict[str, object]) -> None:
+    prompt = f"Repeat this list exactly:\n{LIST}\nCopy:\n1. red apple\n"
+    body = {"model": DEFAULT_MODEL, "prompt": prompt, "max_tokens": 48, **options}
+    plain = real_server.post("/v1/completions", {**body, "max_draft_length": 0})
+    drafted = real_server.post("/v1/completions", body)
+    assert drafted["choices"] == plain["choices"]
+    assert json.loads(json.dumps(plain))["metrics"]["speculative_decoding"]["num_draft_tokens"] == 0
+    assert json.loads(json.dumps(drafted))["metrics"]["speculative_decoding"]["num_accepted_draft_tokens"] > 0
+
+
+def test_second_identical_prompt_hits_the_prefix_cache(real_server: RunningServer) -> None:
+    body = {"model": DEFAULT_MODEL, "prompt": "A long shared beginning. " * 12, "max_tokens": 2, "temperature": 0}
+    real_server.post("/v1/completions", body)
+    hits = real_server.metric("vllm:prefix_cache_hits_total")
+    again = real_server.post("/v1/completions", body)
+    assert real_server.metric("vllm:prefix_cache_hits_total") - hits >= 48
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] >= 48  # type: ignore[index]
+
+
+def test_health_is_up(real_server: RunningServer) -> None:
+    assert real_server.get("/health")[0] == 200

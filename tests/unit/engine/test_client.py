@@ -1,0 +1,97 @@
+"""The engine as a real child process: streams, aborts, refusals while loading, and what its death looks like from here."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+import pytest_asyncio
+
+from paceline.config import EngineConfig
+from paceline.core.outcome import TokenDelta
+from paceline.core.request import FinishReason, Request, SamplingParams
+from paceline.engine.client import EngineClient
+from paceline.errors import BadInputError, EngineDeadError
+from tests.fakes.tiny_models import make_tiny_model
+
+CONFIG = EngineConfig(dtype="float32", threads=1, kv_cache_memory_bytes=32 << 20)
+LONG = SamplingParams(400, temperature=0, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("tiny") / "model", "llama", vocab_size=320)
+
+
+@pytest_asyncio.fixture
+async def client(folder: Path) -> AsyncIterator[EngineClient]:
+    client = await EngineClient.start(CONFIG, folder)
+    yield client
+    await client.close()
+
+
+def request(request_id: str, sampling: SamplingParams = LONG) -> Request:
+    return Request(request_id, (5, 6, 7, 8), sampling, time.monotonic())
+
+
+async def collect(client: EngineClient, request: Request) -> list[TokenDelta]:
+    return [delta async for delta in client.submit(request)]
+
+
+async def test_concurrent_requests_end_with_exactly_one_reason(client: EngineClient) -> None:
+    short = replace(LONG, max_tokens=20)
+    results = await asyncio.gather(*(collect(client, request(f"r{i}", short)) for i in range(6)))
+    for deltas in results:
+        assert [delta.finish_reason for delta in deltas if delta.finish_reason] == [FinishReason.LENGTH]
+        assert sum(len(delta.token_ids) for delta in deltas) == 20
+    assert len({tuple(token for delta in deltas for token in delta.token_ids) for deltas in results}) == 1
+
+
+async def test_closing_the_stream_aborts_and_frees_pages(client: EngineClient) -> None:
+    stream = client.submit(request("gone"))
+    await anext(stream)
+    await stream.aclose()
+    for _ in range(100):
+        await asyncio.sleep(0.05)
+        if client.stats().time_s > 0 and client.stats().num_running == 0:
+            break
+    assert client.stats().num_free_pages == client.stats().num_pages > 0
+
+
+async def test_a_prompt_that_cannot_run_ends_with_an_error_delta(client: EngineClient) -> None:
+    too_long = Request("long", tuple([5] * 600), LONG, time.monotonic())
+    deltas = await collect(client, too_long)
+    assert deltas[-1].finish_reason is FinishReason.ERROR and "600" in (deltas[-1].error or "")
+    assert (await collect(client, request("after", replace(LONG, max_tokens=2))))[-1].finish_reason is FinishReason.LENGTH
+
+
+async def test_death_raises_in_every_stream(folder: Path) -> None:
+    client = await EngineClient.start(CONFIG, folder)
+    stream = client.submit(request("r"))
+    await anext(stream)
+    os.kill(client.pid, signal.SIGKILL)
+    with pytest.raises(EngineDeadError):
+        async for _ in stream:
+            pass
+    assert not client.is_alive
+    with pytest.raises(EngineDeadError):
+        await collect(client, request("later"))
+    await client.close()
+
+
+async def test_refusals_while_loading_arrive_as_themselves(folder: Path) -> None:
+    with pytest.raises(BadInputError, match="max-model-len"):
+        await EngineClient.start(replace(CONFIG, max_model_len=100_000), folder)
+
+
+async def test_close_leaves_no_process_and_no_directory(folder: Path) -> None:
+    client = await EngineClient.start(CONFIG, folder)
+    pid, directory = client.pid, client._process.directory
+    await client.close()
+    assert not psutil.pid_exists(pid)
+    assert not directory.exists()

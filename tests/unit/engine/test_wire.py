@@ -1,0 +1,57 @@
+"""The frames: everything that crosses survives the round trip, and junk is dropped without harm."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+import zmq
+
+from paceline.config import EngineConfig
+from paceline.core.outcome import DraftStats, RequestStats, TokenDelta
+from paceline.core.request import FinishReason, Request, SamplingParams
+from paceline.core.stats import EngineStats
+from paceline.engine import wire
+
+REQUEST = Request("r1", (1, 2, 3), SamplingParams(5, temperature=0.5, seed=2**64 - 1, stop_token_ids=(7,)), 12.5, 4, "salt")
+STATS = RequestStats(DraftStats(3, 1, 9, 4, [1, 1, 1]), 2, 16, 0, 0.5, 10.0, 100.0)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        wire.Progress("load", 3, 7),
+        wire.Failed("no memory", 3),
+        wire.Deltas((TokenDelta("r1", (4, 5)), TokenDelta("r2", (), FinishReason.STOP, STATS))),
+        wire.Stats(EngineStats(num_running=2, num_accepted_tokens_per_pos=[3, 1])),
+    ],
+)
+def test_messages_of_the_engine_survive(message: wire.FromEngine) -> None:
+    assert wire.decode_from_engine(wire.encode(message)) == message
+
+
+@pytest.mark.parametrize("frame", [b"", b"\x80", b"junk", wire.encode(wire.Shutdown()), b"\x81\xa4type\xa6Deltas"])
+def test_anything_else_is_refused(frame: bytes) -> None:
+    with pytest.raises(msgspec.DecodeError):
+        wire.decode_from_engine(frame)
+
+
+def test_the_port_drops_junk_and_keeps_what_is_valid(tmp_path: Path) -> None:
+    context = zmq.Context()
+    out = context.socket(zmq.PUSH)
+    out.bind(wire.requests_endpoint(str(tmp_path)))
+    back = context.socket(zmq.PULL)
+    back.bind(wire.deltas_endpoint(str(tmp_path)))
+    port = wire.EnginePort(str(tmp_path))
+    launch = wire.Launch(EngineConfig(draft="none"), "/models/x")
+    for frame in (wire.encode(launch), b"\xc1junk", wire.encode(wire.Submit(REQUEST)), b"", wire.encode(wire.Abort("r1"))):
+        out.send(frame)
+    assert port.receive_launch() == launch
+    received: list[object] = []
+    while len(received) < 2:
+        received += port.receive(1.0)
+    assert received == [wire.Submit(REQUEST), wire.Abort("r1")]
+    port.send_deltas([])  # nothing to say sends nothing
+    port.send_deltas([TokenDelta("r1", (9,))])
+    assert wire.decode_from_engine(back.recv()) == wire.Deltas((TokenDelta("r1", (9,)),))
+    port.close()
+    context.destroy(linger=0)

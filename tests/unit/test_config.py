@@ -1,0 +1,105 @@
+"""The defaults, their ranges, and the rules between settings."""
+
+from dataclasses import replace
+
+import pytest
+
+from paceline.config import AnswerConfig, EngineConfig, ServerConfig, check_engine, check_ranges, schema, settings, settle_server, values
+from paceline.errors import BadInputError
+
+
+def test_every_setting_has_a_help_text_and_a_valid_default() -> None:
+    for kind in (ServerConfig, AnswerConfig):
+        for item, _ in settings(kind):
+            assert item.metadata["help"].endswith("."), item.name
+        check_ranges(kind())
+    check_engine(EngineConfig())
+    assert settle_server(ServerConfig()) == ServerConfig()
+
+
+def test_a_server_shows_the_engines_settings_too() -> None:
+    names = [item.name for item, _ in settings(ServerConfig)]
+    assert set(names) == set(values(ServerConfig()))
+    assert {"model", "block_size", "host", "port"} <= set(names)
+    assert "engine" not in names
+    assert values(ServerConfig(EngineConfig(block_size=32), port=1))["block_size"] == 32
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"max_draft_length": -1}, ["--max-draft-length", "-1", "between 0 and 64"]),
+        ({"max_batch_size": 0}, ["--max-batch-size", "0", "between 1 and 4096"]),
+        ({"batch_wait_ms": float("nan")}, ["--batch-wait-ms", "nan"]),
+        ({"max_model_len": 1}, ["--max-model-len", "at least 2"]),
+        ({"seed": -1}, ["--seed"]),
+        ({"seed": 2**64}, ["--seed"]),
+        ({"device": "cuda"}, ["--device cuda", "auto, cpu"]),
+        ({"dtype": "float16"}, ["--dtype float16", "bfloat16"]),
+        ({"verification": "none"}, ["coupled, ratio"]),
+        ({"min_batch_size": 9, "max_batch_size": 8}, ["--min-batch-size 9", "--max-batch-size 8"]),
+        ({"max_num_batched_tokens": 255}, ["255", "256", "--max-batch-size 255"]),
+    ],
+)
+def test_what_cannot_work_is_refused_with_numbers_and_remedy(change: dict[str, object], words: list[str]) -> None:
+    with pytest.raises(BadInputError) as caught:
+        check_engine(replace(EngineConfig(), **change))
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize("timeout", [-1.0, float("nan")])
+def test_a_range_without_an_upper_end_refuses_what_is_no_number_too(timeout: float) -> None:
+    with pytest.raises(BadInputError, match="--shutdown-timeout"):
+        settle_server(ServerConfig(shutdown_timeout=timeout))
+
+
+def test_limits_are_inclusive() -> None:
+    check_engine(EngineConfig(max_draft_length=0, seed=2**64 - 1, max_model_len=2))
+    check_engine(EngineConfig(max_draft_length=64, max_num_batched_tokens=256))
+
+
+def test_batch_size_sets_both_ends() -> None:
+    engine = settle_server(ServerConfig(batch_size="8")).engine
+    assert (engine.min_batch_size, engine.max_batch_size) == (8, 8)
+    assert settle_server(ServerConfig(EngineConfig(max_batch_size=8), batch_size="8")).engine == engine
+
+
+@pytest.mark.parametrize("batch_size", ["0", "-1", "many", "1.5", ""])
+def test_a_bad_batch_size_is_refused(batch_size: str) -> None:
+    with pytest.raises(BadInputError, match="--batch-size"):
+        settle_server(ServerConfig(batch_size=batch_size))
+
+
+def test_batch_size_against_its_parts_is_refused() -> None:
+    with pytest.raises(BadInputError, match="--batch-size 8 contradicts --max-batch-size 16"):
+        settle_server(ServerConfig(EngineConfig(max_batch_size=16), batch_size="8"))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.1", "localhost", "::1", "[::1]"])
+def test_this_machines_own_addresses_need_no_leave(host: str) -> None:
+    assert settle_server(ServerConfig(host=host)).host == host
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.org", "", "localhost.example.org", "127.0.0.1.example.org"])
+def test_an_open_address_needs_insecure(host: str) -> None:
+    with pytest.raises(BadInputError, match="--insecure"):
+        settle_server(ServerConfig(host=host))
+    assert settle_server(ServerConfig(host=host, insecure=True)).host == host
+
+
+def test_the_schema_covers_every_setting() -> None:
+    properties = schema()["properties"]
+    assert isinstance(properties, dict)
+    assert set(properties) == {item.name for item, _ in settings(ServerConfig)}
+    assert properties["port"] == {
+        "description": "Port to listen on; 0 picks a free one.",
+        "default": 8000,
+        "type": "integer",
+        "minimum": 0,
+        "maximum": 65535,
+    }
+    assert properties["device"]["enum"] == ["auto", "cpu"]
+    assert properties["max_model_len"]["type"] == ["integer", "null"]
+    assert properties["batch_wait_ms"]["type"] == "number"
+    assert properties["insecure"]["type"] == "boolean"

@@ -1,0 +1,55 @@
+"""The engine without a server: what a script sees."""
+
+from pathlib import Path
+
+import pytest
+
+from paceline.config import EngineConfig
+from paceline.core.request import FinishReason, SamplingParams
+from paceline.errors import BadInputError
+from paceline.llm import LLM
+from tests.fakes.tiny_models import make_tiny_model
+
+GREEDY = SamplingParams(16, temperature=0, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
+    folder = make_tiny_model(tmp_path_factory.mktemp("tiny") / "model", "llama", vocab_size=320)
+    return LLM(EngineConfig(model=str(folder), dtype="float32", threads=1, kv_cache_memory_bytes=16 << 20))
+
+
+def test_outputs_come_in_the_order_of_the_prompts(llm: LLM) -> None:
+    prompts = ["the quick brown fox", [5, 6, 7], "one two three"]
+    together = llm.generate(prompts, GREEDY)
+    alone = [llm.generate([prompt], GREEDY)[0] for prompt in prompts]
+    assert [output.token_ids for output in together] == [output.token_ids for output in alone]
+    assert all(output.finish_reason is FinishReason.LENGTH and len(output.token_ids) == 16 for output in together)
+    assert together[0].text == llm.tokenizer.decode(list(together[0].token_ids))
+
+
+def test_closing_a_stream_frees_its_pages(llm: LLM) -> None:
+    stream = llm.stream("the lazy dog", GREEDY)
+    next(stream)
+    stream.close()
+    llm.generate(["x"], GREEDY)  # the abort takes effect with the next step at the latest
+    assert llm.stats().num_free_pages == llm.stats().num_pages
+
+
+@pytest.mark.parametrize("prompt", ["", [], [320], [-1], [5] * 512])
+def test_bad_prompts_are_refused(llm: LLM, prompt: str | list[int]) -> None:
+    with pytest.raises(BadInputError):
+        llm.generate([prompt], GREEDY)
+    assert not llm.stats().num_waiting
+
+
+def test_a_fixed_seed_repeats_and_another_differs(llm: LLM) -> None:
+    first, again, other = (
+        llm.generate(["one two"], SamplingParams(24, temperature=1.0, seed=seed, ignore_eos=True))[0].token_ids for seed in (1, 1, 2)
+    )
+    assert first == again != other
+
+
+def test_a_folder_that_is_no_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInputError):
+        LLM(EngineConfig(model=str(tmp_path)))
