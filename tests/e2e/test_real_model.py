@@ -1,6 +1,7 @@
 """The default model over a real socket: what a newcomer's first client does, and the first promise through HTTP."""
 
 import json
+import time
 from collections.abc import Iterator
 
 import openai
@@ -75,9 +76,13 @@ def test_same_tokens_with_and_without_speculation(real_server: RunningServer, op
 def test_second_identical_prompt_hits_the_prefix_cache(real_server: RunningServer) -> None:
     body = {"model": DEFAULT_MODEL, "prompt": "A long shared beginning. " * 12, "max_tokens": 2, "temperature": 0}
     real_server.post("/v1/completions", body)
+    time.sleep(0.5)  # let the first request's counters arrive
     hits = real_server.metric("vllm:prefix_cache_hits_total")
     again = real_server.post("/v1/completions", body)
-    assert real_server.metric("vllm:prefix_cache_hits_total") - hits >= 48
+    deadline_s = time.monotonic() + 5  # the engine reports its counters each 250 ms
+    while real_server.metric("vllm:prefix_cache_hits_total") - hits < 48:
+        assert time.monotonic() < deadline_s, "the second prompt did not hit the prefix cache"
+        time.sleep(0.05)
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] >= 48  # type: ignore[index]
 
 

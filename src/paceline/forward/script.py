@@ -15,7 +15,7 @@ from paceline.core.facts import Choice
 from paceline.core.kv import KvPages
 from paceline.core.program import ModelSpec, Program
 from paceline.forward.model import Assembled, order_refusal
-from paceline.kernels.primitives.layout import PassLayout, pass_layout
+from paceline.kernels.primitives.layout import PassLayout, max_group_keys, pass_layout
 
 
 class _Compiled(Protocol):
@@ -36,6 +36,7 @@ class Script:
 
     def __init__(self, spec: ModelSpec, assembled: Assembled) -> None:
         self._spec = spec
+        self._max_group_keys = max_group_keys(spec)
         self._weight_bytes = assembled.weight_bytes
         self._choices = (Choice("forward", "script", "first choice"), *assembled.choices)
         with warnings.catch_warnings():
@@ -57,6 +58,6 @@ class Script:
 
     def run(self, batch: Batch, kv: KvPages) -> ForwardResult:
         with torch.inference_mode():
-            layout = pass_layout(batch, kv.page_size)
+            layout = pass_layout(batch, kv.page_size, self._max_group_keys)
             logits, stream = self._forward(kv.kv, layout)
             return ForwardResult(logits, stream.narrow(1, 0, self._spec.hidden_size))

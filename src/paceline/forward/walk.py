@@ -7,7 +7,7 @@ from paceline.core.facts import Choice
 from paceline.core.kv import KvPages
 from paceline.core.program import ModelSpec, Program
 from paceline.forward.model import Assembled, order_refusal
-from paceline.kernels.primitives.layout import pass_layout
+from paceline.kernels.primitives.layout import max_group_keys, pass_layout
 
 
 def supports(program: Program) -> str | None:
@@ -20,6 +20,7 @@ class Walk:
 
     def __init__(self, spec: ModelSpec, assembled: Assembled, reason: str) -> None:
         self._spec = spec
+        self._max_group_keys = max_group_keys(spec)
         self._assembled = assembled
         self._choices = (Choice("forward", "walk", reason), *assembled.choices)
 
@@ -37,6 +38,6 @@ class Walk:
 
     def run(self, batch: Batch, kv: KvPages) -> ForwardResult:
         with torch.inference_mode():
-            layout = pass_layout(batch, kv.page_size)
+            layout = pass_layout(batch, kv.page_size, self._max_group_keys)
             logits, stream = self._assembled.model(kv.kv, layout)
             return ForwardResult(logits, stream.narrow(1, 0, self._spec.hidden_size))

@@ -34,7 +34,7 @@ def pair(spec_index: int, kind: OpKind, place: Place) -> tuple[torch.nn.Module, 
 
 def layout(num_tokens: int, num_logits: int) -> PassLayout:
     row = RowInput([1] * num_tokens, 0, list(range(40)), num_logits)
-    return pass_layout(build_batch([row], 16), 16)
+    return pass_layout(build_batch([row], 16), 16, 1000)
 
 
 def assert_close(got: torch.Tensor, expected: torch.Tensor, tolerance: float) -> None:

@@ -47,7 +47,7 @@ def test_packed_matches_the_oracle(spec: ModelSpec, name: str, place: Place, tol
     packed = prepare_op(spec, OpKind.NORM_QKV_ROPE_WRITE, place)
     oracle = prepare_op(spec, OpKind.NORM_QKV_ROPE_WRITE, replace(place, implementation="reference"))
     assert packed.choice.implementation.startswith("packed")
-    layout = pass_layout(build_batch(ROWS[name], 16), 16)
+    layout = pass_layout(build_batch(ROWS[name], 16), 16, 1000)
     stream = random_stream(spec, len(layout.positions))
     kv = torch.randn(2, 2, spec.num_kv_heads, 11 * 16, spec.head_dim)
     got_kv, expected_kv = kv.clone(), kv.clone()
@@ -68,7 +68,7 @@ def test_packed_matches_the_oracle(spec: ModelSpec, name: str, place: Place, tol
 
 
 def test_a_lone_row_on_consecutive_pages_is_written_without_an_index() -> None:
-    starts = {name: pass_layout(build_batch(rows, 16), 16).write_start for name, rows in ROWS.items()}
+    starts = {name: pass_layout(build_batch(rows, 16), 16, 1000).write_start for name, rows in ROWS.items()}
     assert starts["one token"] == 4 * 16 + 37
     assert starts["a prompt"] == 0
     assert starts["a long prompt"] == 3
@@ -85,7 +85,7 @@ def test_a_row_has_the_same_bits_wherever_it_stands(num_threads: int) -> None:
     kv = torch.zeros(2, 2, spec.num_kv_heads, 320, spec.head_dim)
 
     def run(start: int, end: int) -> torch.Tensor:
-        layout = pass_layout(build_batch([RowInput([1] * (end - start), start, list(range(20)), 1)], 16), 16)
+        layout = pass_layout(build_batch([RowInput([1] * (end - start), start, list(range(20)), 1)], 16), 16, 1000)
         return module(stream[start:end].contiguous(), kv, Rotation(spec)(layout.positions), layout)
 
     together = run(0, 301)

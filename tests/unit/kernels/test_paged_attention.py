@@ -47,7 +47,7 @@ class Rows:
 
     def attend(self, module: torch.nn.Module, start: int, end: int) -> torch.Tensor:
         row = RowInput([0] * (end - start), start, self.page_ids, 0)
-        layout = pass_layout(build_batch([row], PAGE_SIZE), PAGE_SIZE)
+        layout = pass_layout(build_batch([row], PAGE_SIZE), PAGE_SIZE, 1000)
         return module(self.qkv[start:end].contiguous(), self.kv, layout)
 
 
@@ -100,7 +100,7 @@ def test_rows_of_a_batch_do_not_see_each_other() -> None:
             old_slots, new_slots = (slice(page * PAGE_SIZE, (page + 1) * PAGE_SIZE) for page in (old, new))
             kv[:, :, :, new_slots] = rows.kv[:, :, :, old_slots]
         inputs.append(RowInput([0] * num_new, rows.length - num_new, page_ids, 0))
-    layout = pass_layout(build_batch(inputs, PAGE_SIZE), PAGE_SIZE)
+    layout = pass_layout(build_batch(inputs, PAGE_SIZE), PAGE_SIZE, 1000)
     qkv = torch.cat([rows.qkv[-num_new:] for rows, num_new in zip(lone, (1, 70, 4), strict=True)])
     expected = [rows.attend(module, rows.length - num_new, rows.length) for rows, num_new in zip(lone, (1, 70, 4), strict=True)]
     assert torch.equal(module(qkv, kv, layout), torch.cat(expected))

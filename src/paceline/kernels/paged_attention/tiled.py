@@ -9,12 +9,11 @@ longer ones are cut at places that depend on their length. torch uses other code
 import torch
 
 from paceline.core.program import ModelSpec, Op
-from paceline.kernels.primitives.layout import PassLayout
+from paceline.kernels.primitives.layout import MIN_KEYS, PassLayout
 from paceline.kernels.primitives.table import Built, Place, Tensors
 
 _TILE = 64  # query tokens per product: bounds the scores' memory
 _SPLIT = 128  # keys per product with the values, so that the order of every sum is fixed
-_MIN_KEYS = 16
 
 
 class PagedAttention(torch.nn.Module):
@@ -29,25 +28,29 @@ class PagedAttention(torch.nn.Module):
         self.one_row_padded = _padded(self.group, self.min_rows, spec.num_kv_heads)
         # A lone token needs no copy of q: the rows that pad a group are the next heads of the same qkv row.
         self.is_one_row_strided = (spec.num_kv_heads - 1) * self.group + self.one_row_padded <= spec.num_heads + 2 * spec.num_kv_heads
-        self.tile, self.split, self.min_keys = _TILE, _SPLIT, _MIN_KEYS  # TorchScript reads no globals
-        self.mask = _causal_mask(_TILE, self.group, _TILE + _MIN_KEYS)
+        self.tile, self.split, self.min_keys = _TILE, _SPLIT, MIN_KEYS  # TorchScript reads no globals
+        self.mask = _causal_mask(_TILE, self.group, _TILE + MIN_KEYS)
 
     def forward(self, qkv: torch.Tensor, kv: torch.Tensor, layout: PassLayout) -> torch.Tensor:
         pages = kv.select(0, self.layer)
         if qkv.size(0) == 1:
             return self.attend_one(qkv, self.keys_and_values(pages, layout, 0))
-        parts: list[torch.Tensor] = []
-        for row in range(len(layout.kv_lens)):
+        if len(layout.groups) == 1 and len(layout.lone_rows) == 0:
+            return self.attend_group(qkv, pages, layout, 0)
+        out = torch.empty([qkv.size(0), self.num_heads * self.head_dim])
+        for group in range(len(layout.groups)):
+            tokens = layout.group_tokens[group]
+            out.index_copy_(0, tokens, self.attend_group(qkv.index_select(0, tokens), pages, layout, group))
+        for row in layout.lone_rows:
             row_kv = self.keys_and_values(pages, layout, row)
-            row_start, row_end = layout.query_start[row], layout.query_start[row + 1]
-            if row_end - row_start == 1:
-                parts.append(self.attend_one(qkv.narrow(0, row_start, 1), row_kv))
-                continue
-            for start in range(row_start, row_end, self.tile):
+            row_end = layout.query_start[row + 1]
+            for start in range(layout.query_start[row], row_end, self.tile):
                 size = min(self.tile, row_end - start)
                 visible = row_kv.narrow(2, 0, layout.kv_lens[row] - (row_end - start - size))
-                parts.append(self.attend(qkv.narrow(0, start, size), visible))
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+                queries = qkv.narrow(0, start, size)
+                attended = self.attend_one(queries, visible) if size == 1 else self.attend(queries, visible)
+                out.narrow(0, start, size).copy_(attended)
+        return out
 
     def keys_and_values(self, pages: torch.Tensor, layout: PassLayout, row: int) -> torch.Tensor:
         """`[2, Hkv, n, d]` of one row: a view if its pages are consecutive, else a copy."""
@@ -58,6 +61,25 @@ class PagedAttention(torch.nn.Module):
         by_page = pages.view(2, self.num_kv_heads, -1, layout.page_size * self.head_dim)
         own = by_page.index_select(2, layout.kv_pages[row])
         return own.view(2, self.num_kv_heads, -1, self.head_dim).narrow(2, 0, num_keys)
+
+    def attend_group(self, qkv: torch.Tensor, pages: torch.Tensor, layout: PassLayout, group: int) -> torch.Tensor:
+        """One query token of each row of a group over a padded copy of the rows' keys and values: `[rows, Hq * d]`."""
+        mask = layout.group_masks[group]
+        num_rows, longest = mask.size(0), mask.size(2)
+        zeros = torch.zeros([2, self.num_kv_heads, longest, self.head_dim])
+        parts: list[torch.Tensor] = []
+        for row in layout.groups[group]:
+            parts.append(self.keys_and_values(pages, layout, row))
+            if layout.kv_lens[row] < longest:
+                parts.append(zeros.narrow(2, 0, longest - layout.kv_lens[row]))
+        size = [2, self.num_kv_heads * num_rows, longest, self.head_dim]
+        group_kv = torch.cat(parts, 2).view(size)
+        queries = self.group_queries(qkv)
+        scores = torch.bmm(queries, group_kv.select(0, 0).transpose(1, 2))
+        scores.view(self.num_kv_heads, num_rows, -1, longest).add_(mask)
+        sums = self.weighted_sums(torch.softmax(scores, -1), group_kv.select(0, 1))
+        heads = sums.narrow(1, 0, self.group).view(self.num_kv_heads, num_rows, self.group, self.head_dim)
+        return heads.transpose(0, 1).reshape(num_rows, -1)
 
     def attend_one(self, qkv: torch.Tensor, row_kv: torch.Tensor) -> torch.Tensor:
         """One query token over all keys: `[1, Hq * d]`. The same as `attend`, which costs more ops."""
@@ -82,6 +104,14 @@ class PagedAttention(torch.nn.Module):
         sums = self.weighted_sums(torch.softmax(scores, -1), row_kv.select(0, 1))
         heads = sums.narrow(1, 0, num_rows).view(self.num_kv_heads, num_tokens, self.group, self.head_dim)
         return heads.transpose(0, 1).reshape(num_tokens, -1)
+
+    def group_queries(self, qkv: torch.Tensor) -> torch.Tensor:
+        """q of one token per row as `[Hkv * rows, padded group, d]`."""
+        num_rows = qkv.size(0)
+        q = qkv.narrow(1, 0, self.num_heads * self.head_dim).view(num_rows, self.num_kv_heads, self.group, self.head_dim)
+        padded = torch.zeros([self.num_kv_heads, num_rows, self.one_row_padded, self.head_dim])
+        padded.narrow(2, 0, self.group).copy_(q.transpose(0, 1))
+        return padded.view(self.num_kv_heads * num_rows, self.one_row_padded, self.head_dim)
 
     def queries(self, qkv: torch.Tensor) -> torch.Tensor:
         """q of a tile as `[Hkv, rows, d]`, row t * group + g; zero rows follow if the tile is small."""

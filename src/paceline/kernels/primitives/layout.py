@@ -1,6 +1,6 @@
 """The shape of one pass in the form that TorchScript takes: `core.batch.Batch` seen by the ops, made once per pass.
 
-`forward/` builds it; ops read it. Everything that all layers share is computed here and not per layer.
+The runners build it; ops read it. Everything that all layers share is computed here and not per layer.
 """
 
 from typing import NamedTuple
@@ -8,6 +8,13 @@ from typing import NamedTuple
 import torch
 
 from paceline.core.batch import Batch
+from paceline.core.program import ModelSpec
+
+# One-token rows attend together over a copy of their keys and values as long as the copy stays in the cache of a small CPU;
+# beyond, copying costs more than the products gain by being one.
+_GROUP_BYTES = 4 << 20
+
+MIN_KEYS = 16  # that a product takes; see paged_attention/tiled.py
 
 
 class PassLayout(NamedTuple):
@@ -24,10 +31,19 @@ class PassLayout(NamedTuple):
     kv_starts: list[int]  # [B] first slot of the row's pages
     kv_pages: list[torch.Tensor]  # [B] page ids [P] i64; empty where kv_starts is given
     page_size: int
+    groups: list[list[int]]  # one-token rows that attend together, at least two each
+    group_tokens: list[torch.Tensor]  # per group: their tokens [rows] i64
+    group_masks: list[torch.Tensor]  # per group: [rows, 1, longest] f32, -inf beyond a row's keys
+    lone_rows: list[int]  # the other rows
 
 
-def pass_layout(batch: Batch, page_size: int) -> PassLayout:
-    """The layout of `batch` in KV pages of `page_size` tokens."""
+def max_group_keys(spec: ModelSpec) -> int:
+    """Keys, padding included, of rows that attend together."""
+    return _GROUP_BYTES // (2 * spec.num_kv_heads * spec.head_dim * torch.float32.itemsize)
+
+
+def pass_layout(batch: Batch, page_size: int, max_keys: int) -> PassLayout:
+    """The layout of `batch` in KV pages of `page_size` tokens; `max_keys` as `max_group_keys` gives it."""
     num_tokens = batch.query_start_host[-1]
     starts: list[int] = []
     pages: list[torch.Tensor] = []
@@ -39,6 +55,8 @@ def pass_layout(batch: Batch, page_size: int) -> PassLayout:
         else:
             starts.append(-1)
             pages.append(torch.tensor(page_ids))
+    groups = _groups(batch, max_keys)
+    grouped = {row for group in groups for row in group}
     return PassLayout(
         token_ids=batch.token_ids,
         positions=batch.positions,
@@ -51,6 +69,10 @@ def pass_layout(batch: Batch, page_size: int) -> PassLayout:
         kv_starts=starts,
         kv_pages=pages,
         page_size=page_size,
+        groups=groups,
+        group_tokens=[torch.tensor([batch.query_start_host[row] for row in group]) for group in groups],
+        group_masks=[_mask([batch.kv_lens_host[row] for row in group]) for group in groups],
+        lone_rows=[row for row in range(len(starts)) if row not in grouped],
     )
 
 
@@ -61,3 +83,26 @@ def _write_start(batch: Batch, kv_starts: list[int]) -> int:
     if kv_starts[0] >= 0:
         return kv_starts[0] + batch.kv_lens_host[0] - batch.query_start_host[1]
     return -1
+
+
+def _groups(batch: Batch, max_keys: int) -> list[list[int]]:
+    """One-token rows, those of like length together, in groups whose padded keys do not exceed `max_keys`."""
+    query_start, kv_lens = batch.query_start_host, batch.kv_lens_host
+    rows = [row for row in range(len(kv_lens)) if query_start[row + 1] - query_start[row] == 1]
+    if len(rows) < 2:
+        return []
+    if max(kv_lens[row] for row in rows) * len(rows) <= max_keys:
+        return [rows]
+    rows.sort(key=kv_lens.__getitem__, reverse=True)
+    groups: list[list[int]] = []
+    start = 0
+    while start < len(rows):
+        size = max(max_keys // kv_lens[rows[start]], 1)
+        groups.append(rows[start : start + size])
+        start += size
+    return [group for group in groups if len(group) > 1]
+
+
+def _mask(kv_lens: list[int]) -> torch.Tensor:
+    keys = torch.arange(max(max(kv_lens), MIN_KEYS))
+    return torch.zeros(len(kv_lens), len(keys)).masked_fill_(keys >= torch.tensor(kv_lens).unsqueeze(1), -torch.inf).unsqueeze(1)
