@@ -10,6 +10,7 @@ import sys
 import time
 import traceback
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from paceline.core.outcome import StepOutcome, TokenDelta
@@ -81,14 +82,22 @@ class EngineLoop:
         return stats
 
 
-def serve_frames(directory: str) -> int:
-    """Connect to the client's sockets in `directory`, load the model it names, and run until told to stop. Returns the exit status."""
+def serve_frames(directory: str, parent: int) -> int:
+    """Connect to the client's sockets in `directory`, load the model it names, and run until told to stop. Returns the exit status.
+
+    Ends by itself once process `parent`, who started it, is gone.
+    """
     # Imported here: the in-process engine must work where msgspec and pyzmq are not installed.
     from paceline.engine import wire
 
+    def is_orphan() -> bool:
+        return os.getppid() != parent
+
     port = wire.EnginePort(directory)
     try:
-        launch = port.receive_launch()
+        launch = port.receive_launch(is_orphan)
+        if launch is None:
+            return 1
         from paceline.executor.load import load_executor
 
         executor, facts = load_executor(launch.config, launch.folder, launch.draft_folder, port)
@@ -103,7 +112,7 @@ def serve_frames(directory: str) -> int:
     gc.freeze()  # the loaded model never becomes garbage; keep it out of every later collection
     port.send(wire.Ready(facts))
     try:
-        _run(loop, port)
+        _run(loop, port, is_orphan)
     except Exception as error:  # every stream must end with the reason before the process does
         traceback.print_exc()
         reason = f"the engine failed: {type(error).__name__}"
@@ -115,10 +124,9 @@ def serve_frames(directory: str) -> int:
     return 0
 
 
-def _run(loop: EngineLoop, port: "EnginePort") -> None:
+def _run(loop: EngineLoop, port: "EnginePort", is_orphan: Callable[[], bool]) -> None:
     from paceline.engine import wire
 
-    parent = os.getppid()
     sent_stats_s = 0.0
     while True:
         # Waiting in the socket is the only place the loop sleeps; with work at hand it only drains what has come.
@@ -130,7 +138,7 @@ def _run(loop: EngineLoop, port: "EnginePort") -> None:
                     port.send_deltas(loop.abort(message.request_id))
                 case wire.Shutdown():
                     return
-        if os.getppid() != parent:
+        if is_orphan():
             return
         port.send_deltas(loop.step())
         now_s = time.monotonic()
@@ -150,7 +158,7 @@ def _add(loop: EngineLoop, request: Request) -> list[TokenDelta]:
 def main() -> None:
     # Ctrl-C reaches the whole process group; the parent decides when the engine ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    sys.exit(serve_frames(sys.argv[1]))
+    sys.exit(serve_frames(sys.argv[1], int(sys.argv[2])))
 
 
 if __name__ == "__main__":

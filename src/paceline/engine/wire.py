@@ -4,7 +4,7 @@ One message a frame. Client to engine: Launch (once, first), Request, Abort, Shu
 then Deltas and Stats. Used by `engine/client.py` on one side and `engine/loop.py` on the other.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 import zmq
@@ -16,6 +16,8 @@ from paceline.core.request import Request
 from paceline.core.stats import EngineStats
 
 _MAX_FRAME_BYTES = 64 * 1024 * 1024  # a 2-million-token prompt is 10 MB; more is a fault, refused before allocation
+
+_ORPHAN_CHECK_MS = 250
 
 
 class Launch(msgspec.Struct, frozen=True, tag=True):
@@ -106,8 +108,11 @@ class EnginePort:
         self._in.connect(requests_endpoint(directory))
         self._out.connect(deltas_endpoint(directory))
 
-    def receive_launch(self) -> Launch:
-        """Block for the first message, which must be a Launch."""
+    def receive_launch(self, is_orphan: Callable[[], bool]) -> Launch | None:
+        """Wait for the first message, which must be a Launch; None once nobody is left who could send it."""
+        while not self._in.poll(_ORPHAN_CHECK_MS):
+            if is_orphan():
+                return None
         message = _to_engine.decode(self._in.recv())
         if not isinstance(message, Launch):
             raise msgspec.ValidationError(f"expected Launch first, got {type(message).__name__}")

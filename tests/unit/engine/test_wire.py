@@ -45,7 +45,7 @@ def test_the_port_drops_junk_and_keeps_what_is_valid(tmp_path: Path) -> None:
     launch = wire.Launch(EngineConfig(draft="none"), "/models/x")
     for frame in (wire.encode(launch), b"\xc1junk", wire.encode(wire.Submit(REQUEST)), b"", wire.encode(wire.Abort("r1"))):
         out.send(frame)
-    assert port.receive_launch() == launch
+    assert port.receive_launch(lambda: False) == launch
     received: list[object] = []
     while len(received) < 2:
         received += port.receive(1.0)
@@ -55,3 +55,9 @@ def test_the_port_drops_junk_and_keeps_what_is_valid(tmp_path: Path) -> None:
     assert wire.decode_from_engine(back.recv()) == wire.Deltas((TokenDelta("r1", (9,)),))
     port.close()
     context.destroy(linger=0)
+
+
+def test_an_engine_without_a_parent_stops_waiting_for_its_launch(tmp_path: Path) -> None:
+    port = wire.EnginePort(str(tmp_path))
+    assert port.receive_launch(lambda: True) is None
+    port.close()
