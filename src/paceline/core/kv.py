@@ -10,7 +10,7 @@ class KvPages:
     """Keys and values of all layers. One page id addresses the target's and the drafter's pages alike.
 
     Heads lie outside pages, so that a run of consecutive pages is one strided matrix per head and attention needs no copy
-    (docs/decisions/0002-kv-layout.md). Keys and values share one tensor, so that one copy writes both.
+    (docs/decisions/0003-kv-layout.md). Keys and values share one tensor, so that one copy writes both.
     """
 
     kv: torch.Tensor  # [layers, 2, kv_heads, pages * page_size, head_dim]: keys, then values

@@ -3,6 +3,7 @@
 `load.py` builds it; the walk runs it op by op, the script runner compiles it. Signatures of ops stand in `kernels/<op>/__init__.py`.
 """
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Protocol, cast
@@ -17,6 +18,7 @@ from paceline.kernels.primitives.rotation import Rotation
 from paceline.kernels.primitives.table import Place, Prepared, Tensors
 
 _LAYER = (OpKind.NORM_QKV_ROPE_WRITE, OpKind.PAGED_ATTENTION, OpKind.OUT_RESIDUAL, OpKind.NORM_GATE_UP, OpKind.DOWN_RESIDUAL)
+_MAX_WORKERS = 4  # each holds a matrix or two in float32 while it packs
 
 
 class DecoderLayer(torch.nn.Module):
@@ -79,21 +81,26 @@ def order_refusal(program: Program) -> str | None:
 
 
 def assemble(program: Program, tensors: Tensors, place: Place, stage: str, progress: Progress) -> Assembled:
-    """Prepare every op, one after the other, so that at most one matrix exists twice; `progress` counts ops."""
+    """Prepare the ops, a few at a time, so that only their matrices exist twice; `progress` counts ops."""
+
+    def prepare(op: Op) -> Prepared:
+        folder = cast(_OpFolder, import_module(f"paceline.kernels.{op.kind}"))
+        return folder.prepare(op, program.spec, tensors, place)
+
     modules: list[torch.nn.Module] = []
     choices: list[Choice] = []
     not_scriptable: dict[str, None] = {}
     weight_bytes = 0
-    for index, op in enumerate(program.ops):
-        folder = cast(_OpFolder, import_module(f"paceline.kernels.{op.kind}"))
-        prepared = folder.prepare(op, program.spec, tensors, place)
-        modules.append(prepared.module)
-        weight_bytes += prepared.weight_bytes
-        if not prepared.is_scriptable:
-            not_scriptable[op.kind] = None
-        if prepared.choice not in choices:
-            choices.append(prepared.choice)
-        progress.update(stage, index + 1, len(program.ops))
+    num_workers = min(torch.get_num_threads(), _MAX_WORKERS)
+    with ThreadPoolExecutor(num_workers) as pool:  # packing is serial code outside Python's lock
+        for op, prepared in zip(program.ops, pool.map(prepare, program.ops), strict=True):
+            modules.append(prepared.module)
+            weight_bytes += prepared.weight_bytes
+            if not prepared.is_scriptable:
+                not_scriptable[op.kind] = None
+            if prepared.choice not in choices:
+                choices.append(prepared.choice)
+            progress.update(stage, len(modules), len(program.ops))
     size = len(_LAYER)
     layers: list[torch.nn.Module] = [DecoderLayer(modules[i : i + size]) for i in range(1, len(modules) - 1, size)]
     model = Model(Rotation(program.spec), modules[0], layers, modules[-1]).eval()

@@ -14,7 +14,7 @@ from paceline.forward.memory import allocate_kv
 from tests.fakes.random_model import random_forward, random_spec, run_rows
 
 PAGE_SIZE = 16
-NUM_ROWS = 3
+NUM_ROWS = 4
 MAX_LENGTH = 420
 SPECS = [
     random_spec(),

@@ -54,6 +54,17 @@ def test_norm_gate_up(spec_index: int, num_tokens: int, place: Place, tolerance:
     assert torch.equal(stream, before)
 
 
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_gate_and_up_give_a_row_the_same_bits_wherever_it_stands(num_threads: int) -> None:
+    """301 rows of 136 elements are more than torch leaves in one piece, and two threads cut them within a row."""
+    torch.set_num_threads(num_threads)
+    module = prepare_op(SPECS[0], OpKind.NORM_GATE_UP, F32).module
+    stream = random_stream(SPECS[0], 301)
+    together = module(stream)
+    for row in (0, 149, 150, 151, 300):
+        assert torch.equal(module(stream[row : row + 1]), together[row : row + 1])
+
+
 @pytest.mark.parametrize(("place", "tolerance"), PLACES)
 @pytest.mark.parametrize("spec_index", [0, 1])
 @pytest.mark.parametrize("num_tokens", NUM_TOKENS)

@@ -106,6 +106,31 @@ def test_rows_of_a_batch_do_not_see_each_other() -> None:
     assert torch.equal(module(qkv, kv, layout), torch.cat(expected))
 
 
+@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+@pytest.mark.parametrize("max_keys", [1000, 450, 200])
+def test_grouped_rows_have_the_bits_of_lone_ones(heads: tuple[int, int, int], max_keys: int, num_threads: int) -> None:
+    """The bound decides whether all seven rows attend together, in two groups, or partly alone."""
+    torch.set_num_threads(num_threads)
+    spec = attention_spec(heads)
+    module = prepare_op(spec, OpKind.PAGED_ATTENTION, F32).module
+    lengths = (3, 141, 17, 16, 64, 1, 130)
+    sequences = [Rows(spec, length, True, seed=length) for length in lengths]
+    kv = torch.full_like(sequences[0].kv, torch.nan)
+    inputs: list[RowInput] = []
+    free = random.Random(max_keys).sample(range(NUM_PAGES), NUM_PAGES)
+    for rows in sequences:
+        page_ids = [free.pop() for _ in rows.page_ids]
+        inputs.append(RowInput([0], rows.length - 1, page_ids, 0))
+        new, old = (build_batch([RowInput([0] * rows.length, 0, ids, 0)], PAGE_SIZE).write_slots for ids in (page_ids, rows.page_ids))
+        kv[:, :, :, new] = rows.kv[:, :, :, old]
+    layout = pass_layout(build_batch(inputs, PAGE_SIZE), PAGE_SIZE, max_keys)
+    assert len(layout.groups) == {1000: 1, 450: 2, 200: 1}[max_keys]
+    got = module(torch.cat([rows.qkv[-1:] for rows in sequences]), kv, layout)
+    for row, rows in enumerate(sequences):
+        assert torch.equal(got[row], rows.attend(module, rows.length - 1, rows.length)[0]), f"{rows.length} keys"
+
+
 @pytest.mark.parametrize("length", [3, 40])
 def test_stale_slots_of_the_last_page_are_never_read(length: int) -> None:
     """A page comes back from another sequence with whatever that one left there, not-a-number included."""

@@ -24,4 +24,4 @@ def supports(spec: ModelSpec, place: Place) -> str | None:
 
 def build(op: Op, spec: ModelSpec, tensors: Tensors, place: Place) -> Built:
     packed = pack_linear(weight(op, "down", tensors), None, place)
-    return Built(DownResidual(spec.hidden_size, packed.module), packed.weight_bytes, packed.name)
+    return Built(DownResidual(spec.hidden_size, packed.module), packed.weight_bytes, packed.name, packed.reason)

@@ -36,4 +36,4 @@ def supports(spec: ModelSpec, place: Place) -> str | None:
 def build(op: Op, spec: ModelSpec, tensors: Tensors, place: Place) -> Built:
     packed = pack_linear(torch.cat([weight(op, "gate", tensors), weight(op, "up", tensors)]), None, place)
     gain = norm_gain(weight(op, "norm", tensors))
-    return Built(NormGateUp(gain, packed.module, spec.intermediate_size), packed.weight_bytes, packed.name)
+    return Built(NormGateUp(gain, packed.module, spec.intermediate_size), packed.weight_bytes, packed.name, packed.reason)

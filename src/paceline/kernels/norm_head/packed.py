@@ -32,4 +32,6 @@ def supports(spec: ModelSpec, place: Place) -> str | None:
 
 def build(op: Op, spec: ModelSpec, tensors: Tensors, place: Place) -> Built:
     packed = pack_linear(weight(op, "head", tensors), None, place)
-    return Built(NormHead(norm_gain(weight(op, "norm", tensors)), packed.module, spec.vocab_size), packed.weight_bytes, packed.name)
+    return Built(
+        NormHead(norm_gain(weight(op, "norm", tensors)), packed.module, spec.vocab_size), packed.weight_bytes, packed.name, packed.reason
+    )

@@ -92,4 +92,4 @@ def build(op: Op, spec: ModelSpec, tensors: Tensors, place: Place) -> Built:
         q_gain, k_gain = (interleave(norm, spec.head_dim).float() for norm in head_norms)
         head_gain = torch.cat([q_gain.expand(spec.num_heads, -1), k_gain.expand(spec.num_kv_heads, -1)])
         module = NormQkvHeadNormRopeWrite(op.layer, spec, gain, packed.module, head_gain)
-    return Built(module, packed.weight_bytes, packed.name)
+    return Built(module, packed.weight_bytes, packed.name, packed.reason)

@@ -1,6 +1,6 @@
 """A matrix packed once for the products of one device and precision. Activations go in and come out as float32, whatever the weights are.
 
-Used by every op that has a matrix. `pack_linear` holds the ordered table of ways; how each was measured stands beside it.
+Used by every op that has a matrix. `_WAYS` is the table, in order of preference; docs/decisions/0001 has the measurements.
 """
 
 from collections.abc import Callable
@@ -55,40 +55,39 @@ class PlainLinear(torch.nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A linear ready to run, the name of its way and the bytes it holds."""
+    """A linear ready to run, the name of its way, why a better one was not taken ("" if none was refused), and the bytes it holds."""
 
     module: torch.nn.Module
     name: str
+    reason: str
     weight_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class _Way:
     name: str
-    supports: Callable[[torch.Tensor, Place], str | None]
+    dtype: torch.dtype | None  # of the place; None: any
+    refusal: Callable[[torch.Tensor, Place], str | None]
     pack: Callable[[torch.Tensor, torch.Tensor | None, torch.dtype], torch.nn.Module]
-    element_bytes: int | None  # None: as the place's dtype
 
 
 def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None, place: Place) -> Packed:
-    """Pack `weight` `[N, K]` float32 (and `bias` `[N]`) with the first way that supports it. The weight itself is not kept."""
+    """Pack `weight` `[N, K]` float32 (and `bias` `[N]`) with the first way that can hold it. The weight itself is not kept."""
+    refusals: list[str] = []
     for way in _WAYS:
-        if way.supports(weight, place) is None:
-            element_bytes = place.dtype.itemsize if way.element_bytes is None else way.element_bytes
-            return Packed(way.pack(weight, bias, place.dtype), way.name, weight.numel() * element_bytes)
-    raise AssertionError("the plain way supports everything")
-
-
-def refusals(weight: torch.Tensor, place: Place) -> dict[str, str | None]:
-    """Every way in order of preference, with None or the reason why it cannot hold `weight`."""
-    return {way.name: way.supports(weight, place) for way in _WAYS}
+        if way.dtype not in (None, place.dtype):
+            continue
+        refusal = way.refusal(weight, place)
+        if refusal is None:
+            module = way.pack(weight, bias, place.dtype)
+            return Packed(module, way.name, "; ".join(refusals), weight.numel() * place.dtype.itemsize)
+        refusals.append(f"not {way.name}: {refusal}")
+    raise AssertionError("the plain way holds everything")
 
 
 def _onednn_refusal(weight: torch.Tensor, place: Place) -> str | None:
     if place.device.type != "cpu":
         return f"oneDNN runs on the CPU, not on {place.device.type}"
-    if place.dtype != torch.float32:
-        return f"weights are {place.dtype}"
     if not torch.backends.mkldnn.is_available():
         return "this torch has no oneDNN"
     return None
@@ -97,11 +96,10 @@ def _onednn_refusal(weight: torch.Tensor, place: Place) -> str | None:
 def _fp16_refusal(weight: torch.Tensor, place: Place) -> str | None:
     if place.device.type != "cpu":
         return f"FBGEMM runs on the CPU, not on {place.device.type}"
-    if place.dtype != torch.bfloat16:
-        return f"weights are {place.dtype}"
     if torch.backends.quantized.engine not in ("fbgemm", "x86"):
-        return f"torch's quantised engine is {torch.backends.quantized.engine}, FBGEMM needs AVX2"
-    largest = weight.abs().max().item()
+        return f"torch's quantised engine is {torch.backends.quantized.engine}; FBGEMM needs an x86 CPU with AVX2"
+    low, high = weight.aminmax()  # abs() would copy the largest matrix of the model
+    largest = torch.maximum(-low, high).item()
     if not largest <= _FP16_LIMIT:  # NaN fails too
         return f"a weight of magnitude {largest:g} does not fit half precision (limit {_FP16_LIMIT:g})"
     return None
@@ -124,7 +122,7 @@ def _pack_plain(weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dt
 
 
 _WAYS = (
-    _Way("onednn_f32", _onednn_refusal, _pack_onednn, 4),
-    _Way("fbgemm_fp16", _fp16_refusal, _pack_fp16, 2),
-    _Way("plain", _no_refusal, _pack_plain, None),
+    _Way("onednn_f32", torch.float32, _onednn_refusal, _pack_onednn),
+    _Way("fbgemm_fp16", torch.bfloat16, _fp16_refusal, _pack_fp16),
+    _Way("plain", None, _no_refusal, _pack_plain),
 )

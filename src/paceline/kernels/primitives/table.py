@@ -33,6 +33,7 @@ class Built:
     module: torch.nn.Module
     weight_bytes: int
     linear: str = ""  # how its matrices are held; empty if it has none
+    linear_reason: str = ""  # why they are not held in a better way
     is_scriptable: bool = True  # TorchScript can compile the module
 
 
@@ -71,7 +72,7 @@ def prepare(implementations: Sequence[str], op: Op, spec: ModelSpec, tensors: Te
         if reason is None:
             built = module.build(op, spec, tensors, place)
             detail = f"{name}, {built.linear}" if built.linear else name
-            why = "; ".join(refusals) if refusals else "first choice"
+            why = "; ".join([*refusals, built.linear_reason] if built.linear_reason else refusals) or "first choice"
             return Prepared(built.module, built.weight_bytes, built.is_scriptable, Choice(str(op.kind), detail, why))
         refusals.append(f"not {name}: {reason}")
     raise BadInputError(f"no implementation of {op.kind} runs on {place.device} in {place.dtype}: {'; '.join(refusals)}")
