@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from paired import Paired, append_result, environment, run_pairs
+from paired import Paired, append_result, environment, run_pairs  # sets the served engine's OpenMP environment
 
 from paceline.config import EngineConfig
 from paceline.core.request import SamplingParams

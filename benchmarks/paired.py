@@ -14,6 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
+from paceline.engine.process import OPENMP_ENVIRONMENT
+
+os.environ.update(OPENMP_ENVIRONMENT)  # before torch is loaded: both arms wait at barriers as the served engine does
+
 _MAX_FOREIGN_SHARE = 0.10
 _NUM_BOOTSTRAP = 10_000
 

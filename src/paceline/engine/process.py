@@ -10,6 +10,10 @@ from pathlib import Path
 
 _TERMINATE_GRACE_S = 5.0
 
+OPENMP_ENVIRONMENT = {"GOMP_SPINCOUNT": "2000"}
+"""How long torch's threads spin at a barrier before they sleep. Spinning for longer gains nothing on an idle machine, but beside one
+busy process, such as the HTTP server on the same cores, it loses whole time slices: matrices of a token took up to 30 times as long."""
+
 
 class EngineProcess:
     """One `python -m paceline.engine.loop` and the private directory of its sockets."""
@@ -17,9 +21,7 @@ class EngineProcess:
     def __init__(self, threads: int | None) -> None:
         """Starts the process; it waits for a Launch message. `threads` is fixed before torch loads (None: physical cores)."""
         self.directory = Path(tempfile.mkdtemp(prefix="paceline-"))  # mkdtemp makes it 0700: no other user can reach the sockets
-        # OpenMP threads that spin at barriers lose whole time slices to any other busy process, the HTTP server on the same
-        # cores included: beside one such process the matrices of a token took 20 times as long as with threads that sleep.
-        environment = {"OMP_WAIT_POLICY": "passive", **os.environ}
+        environment = {**OPENMP_ENVIRONMENT, **os.environ}
         if threads is not None:
             environment["OMP_NUM_THREADS"] = str(threads)
         self._process = subprocess.Popen(
