@@ -30,7 +30,8 @@ serve: $(VENV)/.core
 	@exec $(BIN)/paceline serve $(if $(PORT),--port $(PORT)) $(ARGS)
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest tests/unit tests/e2e $(ARGS)
+	$(BIN)/python -m pytest tests/unit --numprocesses=auto --dist=loadfile $(ARGS)
+	$(BIN)/python -m pytest tests/e2e $(ARGS)
 
 test-system: $(VENV)/.dev
 	$(BIN)/python -m pytest tests/system $(ARGS)
