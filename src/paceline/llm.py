@@ -4,14 +4,17 @@ The same scheduler, executor and loop as the server's engine process; no sockets
 """
 
 import itertools
+import random
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from paceline.config import EngineConfig
+from paceline.config import EngineConfig, check_engine
 from paceline.core.outcome import RequestStats, TokenDelta
 from paceline.core.progress import Progress, SilentProgress
 from paceline.core.request import FinishReason, Request, SamplingParams
@@ -40,6 +43,7 @@ class LLM:
     def __init__(self, config: EngineConfig | None = None, progress: Progress | None = None) -> None:
         """Resolve, load and pack the model that `config` names; `progress` is told how far it is."""
         self.config = config if config is not None else EngineConfig()
+        check_engine(self.config)
         notify = progress if progress is not None else SilentProgress()
         folder, draft_folder = resolve_models(self.config, notify)
         executor, self.facts = load_executor(self.config, str(folder), str(draft_folder) if draft_folder else None, notify)
@@ -47,6 +51,8 @@ class LLM:
         self.tokenizer: Tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self._loop = EngineLoop(Scheduler(SchedulerConfig.from_engine_config(self.config), self.facts), executor)
         self._ids = itertools.count()
+        self._seeds = random.Random(self.config.seed)  # noqa: S311 - for samples, not for secrets
+        self._received: dict[str, deque[TokenDelta]] = {}  # of running requests, not yet read
 
     def encode(self, text: str) -> tuple[int, ...]:
         return tuple(self.tokenizer.encode(text).ids)
@@ -68,29 +74,46 @@ class LLM:
         requests = [self._request(prompt, params, max_draft_length) for prompt, params in zip(prompts, each, strict=True)]
         tokens: dict[str, list[int]] = {request.request_id: [] for request in requests}
         last: dict[str, TokenDelta] = {}
-        for request in requests:
-            self._loop.add(request)
-        while self._loop.has_unfinished:
-            for delta in self._loop.step():
-                tokens[delta.request_id].extend(delta.token_ids)
-                if delta.finish_reason is not None:
-                    last[delta.request_id] = delta
+        with self._running(requests):
+            for request in requests:
+                for delta in self._deltas(request):
+                    tokens[request.request_id].extend(delta.token_ids)
+                    last[request.request_id] = delta
         return [self._output(request, tokens[request.request_id], last[request.request_id]) for request in requests]
 
     def stream(self, prompt: str | Sequence[int], sampling: SamplingParams, max_draft_length: int | None = None) -> Iterator[TokenDelta]:
-        """Run one prompt and yield its deltas as steps finish; closing the iterator aborts it."""
+        """Run one prompt and yield its deltas as steps finish; closing the iterator aborts it. Several streams may be read in turn."""
         request = self._request(prompt, sampling, max_draft_length)
-        self._loop.add(request)
-        finished = False
+        with self._running([request]):
+            yield from self._deltas(request)
+
+    @contextmanager
+    def _running(self, requests: Sequence[Request]) -> Generator[None]:
+        """The requests are in the engine; on leaving, whatever the reason, none of them is."""
         try:
-            while not finished:
-                for delta in self._loop.step():
-                    if delta.request_id == request.request_id:
-                        finished = delta.finish_reason is not None
-                        yield delta
+            for request in requests:
+                self._received[request.request_id] = deque()
+                self._loop.add(request)
+            yield
         finally:
-            if not finished:
+            for request in requests:
                 self._loop.abort(request.request_id)
+                self._received.pop(request.request_id, None)
+
+    def _deltas(self, request: Request) -> Iterator[TokenDelta]:
+        """Deltas of a running request up to its last one. Steps serve all requests, so those of others are kept for their readers."""
+        received = self._received[request.request_id]
+        while True:
+            while not received:
+                deltas = self._loop.step()
+                for delta in deltas:
+                    self._received[delta.request_id].append(delta)
+                if not deltas:
+                    time.sleep(self._loop.idle_s())
+            delta = received.popleft()
+            yield delta
+            if delta.finish_reason is not None:
+                return
 
     def _request(self, prompt: str | Sequence[int], sampling: SamplingParams, max_draft_length: int | None) -> Request:
         ids = self.encode(prompt) if isinstance(prompt, str) else tuple(prompt)
@@ -98,6 +121,8 @@ class LLM:
             raise BadInputError("the prompt is empty; give at least one token", param="prompt")
         if not all(0 <= token < self.facts.vocab_size for token in ids):
             raise BadInputError(f"a prompt token id is outside the vocabulary 0..{self.facts.vocab_size - 1}", param="prompt")
+        if sampling.seed is None:
+            sampling = replace(sampling, seed=self._seeds.getrandbits(64))
         return Request(f"llm-{next(self._ids)}", ids, sampling, time.monotonic(), max_draft_length)
 
     def _output(self, request: Request, token_ids: list[int], last: TokenDelta) -> Output:

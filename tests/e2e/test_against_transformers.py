@@ -31,9 +31,6 @@ def test_twenty_prompts() -> None:
         # One teacher-forced pass over our answer: every token must be the argmax that transformers sees there, or a near tie.
         with torch.inference_mode():
             logits = model(torch.tensor([prompt + output.token_ids])).logits[0, len(prompt) - 1 : -1]
-        best = logits.max(dim=-1)
         chosen = logits.gather(1, torch.tensor(output.token_ids).unsqueeze(1)).squeeze(1)
-        differs = (best.values - chosen).nonzero().flatten().tolist()
-        for position in differs:
-            top2 = logits[position].topk(2).values
-            assert top2[0] - top2[1] < NEAR_TIE, f"token {position} differs and is no near tie"
+        gap = logits.amax(dim=-1) - chosen
+        assert gap.max() < NEAR_TIE, f"token {int(gap.argmax())} of {prompt[:8]}... is not the arg-max, by {gap.max():g}"

@@ -53,3 +53,36 @@ def test_a_fixed_seed_repeats_and_another_differs(llm: LLM) -> None:
 def test_a_folder_that_is_no_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInputError):
         LLM(EngineConfig(model=str(tmp_path)))
+
+
+def test_a_refused_prompt_leaves_nothing_behind(llm: LLM) -> None:
+    with pytest.raises(BadInputError):
+        llm.generate(["the quick", [5] * 600], GREEDY)
+    assert llm.generate(["the quick"], GREEDY)[0].finish_reason is FinishReason.LENGTH
+    assert llm.stats().num_free_pages == llm.stats().num_pages
+
+
+def test_streams_read_in_turn_lose_nothing(llm: LLM) -> None:
+    alone = [llm.generate([prompt], GREEDY)[0].token_ids for prompt in ("one two", "the lazy dog")]
+    streams = [llm.stream(prompt, GREEDY) for prompt in ("one two", "the lazy dog")]
+    tokens: list[list[int]] = [[], []]
+    running = [0, 1]
+    while running:
+        for index in tuple(running):
+            delta = next(streams[index], None)
+            if delta is None:
+                running.remove(index)
+            else:
+                tokens[index].extend(delta.token_ids)
+    assert [tuple(each) for each in tokens] == alone
+
+
+def test_requests_without_a_seed_differ(llm: LLM) -> None:
+    sampled = SamplingParams(24, temperature=1.0, ignore_eos=True)
+    outputs = [output.token_ids for output in llm.generate(["one two"] * 4, sampled)]
+    assert len(set(outputs)) == 4
+
+
+def test_settings_that_cannot_work_are_refused_before_loading() -> None:
+    with pytest.raises(BadInputError, match="max-num-batched-tokens"):
+        LLM(EngineConfig(max_num_batched_tokens=0))

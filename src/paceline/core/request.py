@@ -25,7 +25,7 @@ class SamplingParams:
     top_k: int = 0  # 0 is off
     top_p: float = 1.0  # (0, 1]; 1 is off
     min_p: float = 0.0  # [0, 1]; 0 is off
-    seed: int = 0  # 64 bits unsigned; the edge draws one for requests without
+    seed: int | None = None  # 64 bits unsigned; where it is None, the edge draws one for a request that samples
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
 

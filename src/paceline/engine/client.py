@@ -4,7 +4,6 @@ One asyncio task reads the engine's frames and another watches the process; per-
 """
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from paceline.engine.process import EngineProcess
 from paceline.errors import BadInputError, EngineDeadError, MissingError
 
 _WATCH_INTERVAL_S = 0.2
+_CONNECT_INTERVAL_S = 0.02
 
 
 class EngineClient:
@@ -30,16 +30,14 @@ class EngineClient:
 
     def __init__(self, process: EngineProcess) -> None:
         self._process = process
-        self._context = zmq.asyncio.Context(1)
-        self._out = self._context.socket(zmq.PUSH)
-        self._in = self._context.socket(zmq.PULL)
+        self._out_context, self._in_context = zmq.Context(1), zmq.asyncio.Context(1)
+        # Sending never waits: with no high-water mark it fails at once if, and only if, the engine is not there.
+        self._out = self._out_context.socket(zmq.PUSH)
+        self._in = self._in_context.socket(zmq.PULL)
         for socket in (self._out, self._in):
             socket.setsockopt(zmq.SNDHWM, 0)
             socket.setsockopt(zmq.RCVHWM, 0)
             socket.setsockopt(zmq.LINGER, 0)
-        directory = str(process.directory)
-        self._out.bind(wire.requests_endpoint(directory))
-        self._in.bind(wire.deltas_endpoint(directory))
         self._queues: dict[str, asyncio.Queue[TokenDelta | None]] = {}  # None: the engine is gone
         self._stats = EngineStats()
         self._death: str | None = None
@@ -54,8 +52,10 @@ class EngineClient:
 
         Raises what the engine raised while loading (BadInputError, MissingError), or EngineDeadError if it ended without a word.
         """
-        client = cls(EngineProcess(config.threads))
+        client = cls(EngineProcess())
         try:
+            client._bind()
+            client._process.spawn(config.threads)
             await client._launch(wire.Launch(config, str(folder), str(draft_folder) if draft_folder else None), progress)
         except BaseException:
             await client.close(grace_s=0.0)
@@ -92,7 +92,8 @@ class EngineClient:
         self._queues[request.request_id] = queue
         finished = False
         try:
-            await self._out.send(wire.encode(wire.Submit(request)))
+            if not self._post(wire.Submit(request)):
+                raise EngineDeadError("the engine is gone")
             while not finished:
                 delta = await queue.get()
                 if delta is None:
@@ -103,28 +104,28 @@ class EngineClient:
         finally:
             del self._queues[request.request_id]
             if not finished and self._death is None:
-                # Not awaited on the cancellation path: with no high-water mark the frame is queued at once.
-                self._out.send(wire.encode(wire.Abort(request.request_id)))
+                self._post(wire.Abort(request.request_id))
 
     async def close(self, grace_s: float = 5.0) -> None:
         """End the engine: asks, waits `grace_s`, then kills. Requests still running end with EngineDeadError."""
         for task in self._tasks:
             task.cancel()
-        with contextlib.suppress(zmq.ZMQError):
-            await self._out.send(wire.encode(wire.Shutdown()), flags=zmq.NOBLOCK)
+        self._post(wire.Shutdown())
         await asyncio.to_thread(self._process.stop, grace_s)
         self._die("the engine was stopped")
         self._out.close()
         self._in.close()
-        self._context.term()
+        self._out_context.term()
+        self._in_context.term()
 
     async def _launch(self, launch: wire.Launch, progress: Progress | None) -> None:
-        await self._out.send(wire.encode(launch))
+        while not self._post(launch):  # until it has connected
+            self._check_loading()
+            await asyncio.sleep(_CONNECT_INTERVAL_S)
         while self._facts is None:
             if not await self._in.poll(int(_WATCH_INTERVAL_S * 1e3)):
-                code = self._process.exit_code()
-                if code is not None and not await self._in.poll(0):
-                    raise EngineDeadError(f"the engine ended with status {code} while loading; its output above says why")
+                if not await self._in.poll(0):
+                    self._check_loading()
                 continue
             match wire.decode_from_engine(await self._in.recv()):
                 case wire.Progress(stage, done, total):
@@ -136,6 +137,29 @@ class EngineClient:
                     raise {2: BadInputError, 3: MissingError}.get(exit_code, EngineDeadError)(reason)
                 case _:
                     pass
+
+    def _check_loading(self) -> None:
+        code = self._process.exit_code()
+        if code is not None:
+            raise EngineDeadError(f"the engine ended with status {code} while loading; its output above says why")
+
+    def _bind(self) -> None:
+        directory = str(self._process.directory)
+        try:
+            self._out.bind(wire.requests_endpoint(directory))
+            self._in.bind(wire.deltas_endpoint(directory))
+        except zmq.ZMQError as error:
+            raise MissingError(
+                f"cannot make the engine's sockets in {directory}: {error}; set TMPDIR to a short path of a disk with room"
+            ) from error
+
+    def _post(self, message: wire.ToEngine) -> bool:
+        """Hand a message to the engine; False if there is none to take it."""
+        try:
+            self._out.send(wire.encode(message), zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
 
     async def _read(self) -> None:
         while True:

@@ -35,7 +35,6 @@ class EngineLoop:
         self._scheduler = scheduler
         self._executor = executor
         self._in_flight: deque[StepPlan] = deque()
-        self.last_step_s = time.monotonic()
 
     def add(self, request: Request) -> None:
         """Queue a request; raises BadInputError if it can never run."""
@@ -62,9 +61,7 @@ class EngineLoop:
         if not self._in_flight:
             return []
         outcome: StepOutcome = self._executor.collect()
-        deltas = self._scheduler.commit(self._in_flight.popleft(), outcome)
-        self.last_step_s = time.monotonic()
-        return deltas
+        return self._scheduler.commit(self._in_flight.popleft(), outcome)
 
     def idle_s(self) -> float:
         """Seconds until the loop has something to do by itself: 0 with work at hand, at most the poll interval."""
@@ -76,10 +73,7 @@ class EngineLoop:
         return 0.0 if wakeup_s is None else min(max(wakeup_s - time.monotonic(), 0.0), _IDLE_POLL_S)
 
     def stats(self) -> EngineStats:
-        stats = self._scheduler.stats()
-        stats.time_s = time.monotonic()
-        stats.last_step_s = self.last_step_s
-        return stats
+        return self._scheduler.stats()
 
 
 def serve_frames(directory: str, parent: int) -> int:
@@ -94,6 +88,15 @@ def serve_frames(directory: str, parent: int) -> int:
         return os.getppid() != parent
 
     port = wire.EnginePort(directory)
+    try:
+        return _load_and_run(port, is_orphan)
+    finally:
+        port.close()
+
+
+def _load_and_run(port: "EnginePort", is_orphan: Callable[[], bool]) -> int:
+    from paceline.engine import wire
+
     try:
         launch = port.receive_launch(is_orphan)
         if launch is None:
@@ -119,8 +122,6 @@ def serve_frames(directory: str, parent: int) -> int:
         port.send_deltas(loop.fail_all(reason))
         port.send(wire.Failed(reason, 1))
         return 1
-    finally:
-        port.close()
     return 0
 
 
@@ -156,7 +157,7 @@ def _add(loop: EngineLoop, request: Request) -> list[TokenDelta]:
 
 
 def main() -> None:
-    # Ctrl-C reaches the whole process group; the parent decides when the engine ends.
+    # The parent decides when the engine ends, also if someone signals the engine alone.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.exit(serve_frames(sys.argv[1], int(sys.argv[2])))
 

@@ -18,9 +18,13 @@ busy process, such as the HTTP server on the same cores, it loses whole time sli
 class EngineProcess:
     """One `python -m paceline.engine.loop` and the private directory of its sockets."""
 
-    def __init__(self, threads: int | None) -> None:
-        """Starts the process; it waits for a Launch message. `threads` is fixed before torch loads (None: physical cores)."""
+    def __init__(self) -> None:
+        """Makes the directory, where the client binds its sockets before `spawn`."""
         self.directory = Path(tempfile.mkdtemp(prefix="paceline-"))  # mkdtemp makes it 0700: no other user can reach the sockets
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def spawn(self, threads: int | None) -> None:
+        """Starts the process; it waits for a Launch message. `threads` is fixed before torch loads (None: physical cores)."""
         environment = {**OPENMP_ENVIRONMENT, **os.environ}
         if threads is not None:
             environment["OMP_NUM_THREADS"] = str(threads)
@@ -33,17 +37,19 @@ class EngineProcess:
 
     @property
     def pid(self) -> int:
+        assert self._process is not None, "the engine has not been spawned"
         return self._process.pid
 
     def exit_code(self) -> int | None:
         """None while it runs."""
-        return self._process.poll()
+        return None if self._process is None else self._process.poll()
 
     def stop(self, grace_s: float = _TERMINATE_GRACE_S) -> None:
         """Wait `grace_s` for the process to end by itself, then kill it; removes the socket directory."""
-        try:
-            self._process.wait(grace_s)
-        except subprocess.TimeoutExpired:
-            self._process.send_signal(signal.SIGKILL)
-            self._process.wait()
+        if self._process is not None:
+            try:
+                self._process.wait(grace_s)
+            except subprocess.TimeoutExpired:
+                self._process.send_signal(signal.SIGKILL)
+                self._process.wait()
         shutil.rmtree(self.directory, ignore_errors=True)

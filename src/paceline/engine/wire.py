@@ -100,8 +100,8 @@ class EnginePort:
         self._in = self._context.socket(zmq.PULL)
         self._out = self._context.socket(zmq.PUSH)
         self._in.setsockopt(zmq.MAXMSGSIZE, _MAX_FRAME_BYTES)
-        # No high-water mark: what can queue up is bounded by the tokens of the running requests, and a full queue must
-        # never freeze the engine for everyone.
+        # No high-water mark: a full queue must never freeze the engine for everyone, and what can queue up is small, the tokens
+        # of the running requests and four reports a second.
         for socket in (self._in, self._out):
             socket.setsockopt(zmq.SNDHWM, 0)
             socket.setsockopt(zmq.RCVHWM, 0)

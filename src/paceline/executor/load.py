@@ -28,6 +28,10 @@ _DEFAULT_KV_SHARE = 0.25  # of the memory that is free at start: the HTTP proces
 _DEFAULT_KV_LIMIT_BYTES = 4 << 30
 _DTYPES = {"auto": torch.bfloat16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 _DEVICES = ("auto", "cpu")
+_CGROUP_FILES = (  # limit and usage of the group this process is in, as containers see it: version 2, then 1
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +61,9 @@ def load_executor(config: EngineConfig, folder: str, draft_folder: str | None, p
     kv = allocate_kv(target.spec, memory.num_pages, memory.page_size)
     draft_model = None if draft is None else DraftModel(draft, allocate_kv(draft.spec, memory.num_pages, memory.page_size))
     name = _drafter_name(config, draft)
-    drafter = load_drafter_class(name)(DrafterSetup(rule, target.spec.vocab_size, draft_model))
+    drafter_class = load_drafter_class(name)
+    assert drafter_class.num_lookahead == 0, "pages cover the planned drafts and nothing beyond"
+    drafter = drafter_class(DrafterSetup(rule, target.spec.vocab_size, draft_model))
     facts = EngineFacts(
         model_name=Path(folder).name,
         architecture=target.spec.architecture,
@@ -134,7 +140,17 @@ def _draft_choices(draft: Forward | None) -> tuple[Choice, ...]:
 
 
 def _available_bytes() -> int:
-    """Memory that can be used without swapping, as the kernel estimates it."""
+    """Memory that can be used without swapping: as the kernel estimates it, and no more than a container's limit leaves."""
+    limits = [_host_available_bytes()]
+    for limit_path, usage_path in _CGROUP_FILES:
+        try:
+            limits.append(int(Path(limit_path).read_text()) - int(Path(usage_path).read_text()))
+        except (OSError, ValueError):  # no such controller, or "max"
+            continue
+    return max(min(limits), 0)
+
+
+def _host_available_bytes() -> int:
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
             fields = dict(line.split(":", 1) for line in file)

@@ -29,7 +29,9 @@ def architecture_of(config: Mapping[str, object]) -> str:
         name = str(cast(list[object], classes)[0])
         if not name.endswith("ForCausalLM"):
             raise UnsupportedModelError(f"config.json names the class {name}; only causal language models (…ForCausalLM) can be served")
-        return model_type if isinstance(model_type, str) else name.removesuffix("ForCausalLM").lower()
+        # Both must agree: a class of the folder's own may reuse a known type for another computation.
+        architecture = name.removesuffix("ForCausalLM").lower()
+        return architecture if model_type in (None, architecture) else f"{name} of the type {model_type}"
     if isinstance(model_type, str):
         return model_type
     raise BadInputError("config.json names neither architectures nor model_type, so nobody can know what the model is")
@@ -147,10 +149,6 @@ def _refuse_features(config: Mapping[str, object], architecture: str) -> None:
         raise UnsupportedModelError(f"the {architecture} model has biases in its attention (attention_bias), which is not supported")
     if config.get("mlp_bias"):
         raise UnsupportedModelError(f"the {architecture} model has biases in its MLP (mlp_bias), which is not supported")
-    if config.get("partial_rotary_factor", 1.0) not in (None, 1, 1.0):
-        raise UnsupportedModelError(
-            f"rope over a part of the head (partial_rotary_factor {config['partial_rotary_factor']}) is not supported"
-        )
     if config.get("is_encoder_decoder"):
         raise UnsupportedModelError("the model is an encoder-decoder, which is not supported")
     _refuse_sliding_window(config)
@@ -170,13 +168,16 @@ def _refuse_sliding_window(config: Mapping[str, object]) -> None:
 
 def _read_rope(config: Mapping[str, object]) -> _Rope:
     """Newer configurations hold theta and scaling together in rope_parameters, older ones apart; both are in use."""
-    merged: dict[str, object] = {"rope_theta": config.get("rope_theta")}
+    merged: dict[str, object] = {key: config.get(key) for key in ("rope_theta", "partial_rotary_factor")}
     for key in ("rope_scaling", "rope_parameters"):
         value = config.get(key)
         if isinstance(value, dict):
             merged |= cast(dict[str, object], value)
         elif value is not None:
             raise BadInputError(f"config.json: {key} must be an object, not {value!r}")
+    part = merged["partial_rotary_factor"]
+    if part not in (None, 1, 1.0):
+        raise UnsupportedModelError(f"rope over a part of the head (partial_rotary_factor {part}) is not supported")
     theta = _Fields(merged).positive("rope_theta", default=10000.0)
     kind = merged.get("rope_type", merged.get("type", "default"))
     if any(isinstance(value, dict) for value in merged.values()):

@@ -102,6 +102,7 @@ def _cut(
     wanted = torch.where(rows.top_p < 1, rows.top_p.double(), torch.inf).unsqueeze(1) * total
     mass_before = torch.nn.functional.pad(mass[:, :-1], (1, 0))
     kept = within_k & (mass_before < wanted) & (weights >= rows.min_p.double().unsqueeze(1))
+    kept[:, 0] = True  # rounding must not cut the whole row
     complete = torch.where(has_top_k, top_k <= width, mass[:, -1] >= wanted[:, 0])
     if width == vocab_size:
         complete = torch.ones_like(complete)

@@ -9,6 +9,7 @@ from typing import cast
 import torch
 
 from paceline.core.plan import Span
+from paceline.core.request import SamplingParams
 from paceline.core.slot import Slot
 from paceline.core.verification import SamplingRows
 
@@ -22,7 +23,7 @@ def sampling_rows(spans: Sequence[Span], slots: Mapping[int, Slot]) -> SamplingR
         top_k=torch.tensor([p.top_k for p in params], dtype=torch.int64),
         top_p=torch.tensor([p.top_p for p in params], dtype=torch.float32),
         min_p=torch.tensor([p.min_p for p in params], dtype=torch.float32),
-        seed=torch.tensor([_signed_bits(p.seed) for p in params], dtype=torch.int64),
+        seed=torch.tensor([_seed_bits(p) for p in params], dtype=torch.int64),
         output_index=torch.tensor([slot.num_output_tokens for slot in of_span], dtype=torch.int64),
         emits=torch.tensor([span.emits for span in spans], dtype=torch.bool),
         any_sampled=any(p.temperature > 0 for p in params),
@@ -53,6 +54,10 @@ def host_int_rows(values: torch.Tensor) -> list[list[int]]:
     return cast(list[list[int]], values.tolist())  # pyright: ignore[reportUnknownMemberType] - torch leaves tolist untyped
 
 
-def _signed_bits(seed: int) -> int:
+def _seed_bits(params: SamplingParams) -> int:
     """The unsigned 64-bit seed as the signed integer of the same bits, which is what an i64 tensor holds."""
+    seed = params.seed
+    if seed is None:
+        assert params.temperature <= 0, "a request that samples reached the engine without a seed"
+        return 0  # no noise is drawn for it
     return seed - (1 << 64) if seed >= 1 << 63 else seed

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import sys
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -16,7 +17,7 @@ from paceline.config import EngineConfig
 from paceline.core.outcome import TokenDelta
 from paceline.core.request import FinishReason, Request, SamplingParams
 from paceline.engine.client import EngineClient
-from paceline.errors import BadInputError, EngineDeadError
+from paceline.errors import BadInputError, EngineDeadError, MissingError
 from tests.fakes.tiny_models import make_tiny_model
 
 CONFIG = EngineConfig(dtype="float32", threads=1, kv_cache_memory_bytes=32 << 20)
@@ -95,3 +96,56 @@ async def test_close_leaves_no_process_and_no_directory(folder: Path) -> None:
     await client.close()
     assert not psutil.pid_exists(pid)
     assert not directory.exists()
+
+
+async def test_a_request_right_after_the_death_does_not_hang(folder: Path) -> None:
+    client = await EngineClient.start(CONFIG, folder)
+    os.kill(client.pid, signal.SIGKILL)
+    await asyncio.sleep(0.1)  # dead, but not yet looked at
+    with pytest.raises(EngineDeadError):
+        await asyncio.wait_for(collect(client, request("r")), 5)
+    await client.close()
+
+
+async def test_an_engine_that_ends_before_it_connects_is_reported(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('no torch here')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(EngineDeadError, match="ended with status 1"):
+        await asyncio.wait_for(EngineClient.start(CONFIG, folder), 30)
+
+
+async def test_a_socket_path_that_is_too_long_says_so(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deep = tmp_path / ("d" * 90)
+    deep.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(deep))
+    with pytest.raises(MissingError, match="TMPDIR"):
+        await EngineClient.start(CONFIG, folder)
+    assert not list(deep.iterdir())
+
+
+async def test_an_engine_whose_parent_is_gone_ends(folder: Path) -> None:
+    """The parent here is a process that starts an engine on `folder` and is killed."""
+    code = "\n".join(
+        (
+            "import asyncio",
+            "from pathlib import Path",
+            "from paceline.config import EngineConfig",
+            "from paceline.engine.client import EngineClient",
+            "async def main():",
+            f"    client = await EngineClient.start(EngineConfig(threads=1), Path({str(folder)!r}))",
+            "    print(client.pid, flush=True)",
+            "    await asyncio.sleep(60)",
+            "asyncio.run(main())",
+        )
+    )
+    parent = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE)
+    assert parent.stdout is not None
+    pid = int(await asyncio.wait_for(parent.stdout.readline(), 60))
+    parent.kill()
+    await parent.wait()
+    for _ in range(100):
+        if not psutil.pid_exists(pid):
+            return
+        await asyncio.sleep(0.1)
+    os.kill(pid, signal.SIGKILL)
+    pytest.fail("the engine outlived its parent")

@@ -134,7 +134,7 @@ def prompts(count: int = 6) -> list[tuple[int, ...]]:
 
 def requests(sampling: SamplingParams, max_draft_length: int | None = None) -> list[Request]:
     return [
-        Request(f"r{i}", prompt, replace(sampling, seed=sampling.seed ^ (i << 8)), 0.0, max_draft_length)
+        Request(f"r{i}", prompt, replace(sampling, seed=(sampling.seed or 0) ^ (i << 8)), 0.0, max_draft_length)
         for i, prompt in enumerate(prompts())
     ]
 
@@ -194,6 +194,14 @@ def test_drafts_are_accepted(models: Models, draft: str) -> None:
     drafted = Engine(models, engine(draft), FullDraftLength(0))
     drafted.run(requests(GREEDY))
     assert 0.05 < drafted.stats().num_accepted_tokens / drafted.stats().num_draft_tokens < 0.98
+
+
+def test_a_draft_model_with_a_smaller_embedding(models: Models) -> None:
+    """Here the padded model is the target: its ids beyond the drafter's 320 rows must neither fail nor change a token."""
+    wide = Models(models.draft, models.target)
+    prompts_beyond = [replace(request, prompt_token_ids=(340, *request.prompt_token_ids, 351)) for request in requests(GREEDY)]
+    expected = Engine(wide, engine("none")).run(prompts_beyond)
+    assert Engine(wide, engine("draft_model")).run(prompts_beyond) == expected
 
 
 @pytest.mark.parametrize("architecture", ["llama3", "qwen2", "qwen3"])

@@ -33,7 +33,7 @@ def test_reference_implementations_run_in_the_walk_only() -> None:
         random_forward(random_spec(), forced=Forced(Runner.SCRIPT, "reference"))
 
 
-def test_an_op_without_a_packed_form_does_not_stop_the_script_runner() -> None:
+def test_an_op_without_a_packed_form_is_walked() -> None:
     """head_dim 24 leaves one op to its oracle, so the whole program walks and says why."""
     choices = random_forward(random_spec(head_dim=24)).choices
     assert choices[0].implementation == "walk"

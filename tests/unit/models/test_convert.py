@@ -66,8 +66,8 @@ def test_llama3_scaling_is_recovered_from_the_frequency_factors(gguf: Path, monk
 
 
 def test_llama3_factors_agree_with_transformers() -> None:
-    rope = pytest.importorskip("transformers.modeling_rope_utils")
     from transformers import LlamaConfig
+    from transformers import modeling_rope_utils as rope
 
     scaling = LLAMA3_ROPE_SCALING | {"original_max_position_embeddings": 8192, "factor": 32.0, "rope_theta": 500000.0}
     config = LlamaConfig(hidden_size=2048, num_attention_heads=32, max_position_embeddings=131072, rope_parameters=scaling)

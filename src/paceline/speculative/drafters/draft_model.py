@@ -76,7 +76,7 @@ class DraftModelDrafter:
             end = min(start + span.draft_catch_up, length, self._max_len)
             num_drafts = min(span.draft_budget, self._max_len - length) if end == length else 0
             if end > start:
-                inputs.append(RowInput(slot.token_ids[start:end], start, slot.page_ids, 1 if num_drafts > 0 else 0))
+                inputs.append(RowInput(self._known(slot.token_ids[start:end]), start, slot.page_ids, 1 if num_drafts > 0 else 0))
                 self._num_computed[span.slot] = end
             if num_drafts > 0:
                 drafting.append(_DraftingRow(i, span.slot, length, num_drafts))
@@ -118,6 +118,13 @@ class DraftModelDrafter:
         drafts, q = draw_drafts(shared, rows)
         probs[indices, position, :num_shared] = q
         return drafts
+
+    def _known(self, token_ids: list[int]) -> list[int]:
+        """`token_ids` with those beyond the draft model's embedding replaced by id 0, which costs acceptance and no more."""
+        num_ids = self._forward.spec.vocab_size
+        if num_ids >= self._vocab_size:
+            return token_ids
+        return [token_id if token_id < num_ids else 0 for token_id in token_ids]
 
     @property
     def _max_len(self) -> int:
