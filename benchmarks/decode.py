@@ -5,9 +5,11 @@ Results are printed and appended to benchmarks/results/decode-cpu.jsonl with mac
 """
 
 import argparse
+import itertools
+import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from paired import Paired, append_result, environment, run_pairs  # sets the served engine's OpenMP environment
@@ -19,7 +21,7 @@ from paceline.llm import LLM, Output
 RESULTS = Path(__file__).parent / "results" / "decode-cpu.jsonl"
 TEXT = Path(__file__).parent / "prompts" / "prose.txt"
 COPY = Path(__file__).parent / "prompts" / "copy.txt"
-CODE = Path(__file__).parent / "prompts" / "code.txt"
+CODE = Path(__file__).parent / "prompts" / "code.jsonl"
 SMOLLM2 = "smollm2-135m-instruct"
 
 
@@ -29,26 +31,29 @@ def plain_against_transformers(num_pairs: int) -> tuple[Paired, dict[str, object
     from transformers import AutoModelForCausalLM
 
     llm = LLM(EngineConfig(model=SMOLLM2, draft="none", dtype="bfloat16"))
-    prompt = llm.encode(TEXT.read_text())[:128]
+    prompts, reference_prompts = _windows(llm), _windows(llm)
     model = AutoModelForCausalLM.from_pretrained(llm.folder, dtype=torch.bfloat16).eval()
-    ids = torch.tensor([prompt])
 
-    def reference(num_tokens: int) -> float:
+    def generate_s(ids: torch.Tensor, num_tokens: int) -> float:
         started_s = time.perf_counter()
         with torch.inference_mode():
             model.generate(ids, max_new_tokens=num_tokens, min_new_tokens=num_tokens, do_sample=False, pad_token_id=0)
         return time.perf_counter() - started_s
 
-    # Decode alone: the time of 128 tokens less that of the first one, which carries the prompt.
-    paired = run_pairs(lambda: _decode_s(llm, prompt, 128), lambda: reference(128) - reference(1), num_pairs)
+    def reference() -> float:
+        """Decode alone: the time of 128 tokens less that of the first one, which carries the prompt."""
+        ids = torch.tensor([next(reference_prompts)])
+        return generate_s(ids, 128) - generate_s(ids, 1)
+
+    paired = run_pairs(lambda: _decode_s(llm, next(prompts), 128), reference, num_pairs)
     return paired, _speeds(paired, 127)
 
 
 def zero_drafts_against_none(num_pairs: int) -> tuple[Paired, dict[str, object]]:
     """A loaded ngram drafter with K forced to 0, against an engine without a drafter."""
     loaded, none = LLM(EngineConfig(model=SMOLLM2)), LLM(EngineConfig(model=SMOLLM2, draft="none"))
-    prompt = loaded.encode(TEXT.read_text())[:128]
-    paired = run_pairs(lambda: _decode_s(loaded, prompt, 64, 0), lambda: _decode_s(none, prompt, 64), num_pairs)
+    prompts, same_prompts = _windows(loaded), _windows(none)
+    paired = run_pairs(lambda: _decode_s(loaded, next(prompts), 64, 0), lambda: _decode_s(none, next(same_prompts), 64), num_pairs)
     return paired, _speeds(paired, 63)
 
 
@@ -59,7 +64,7 @@ def copy_with_ngram(num_pairs: int) -> tuple[Paired, dict[str, object]]:
     drafted = _run(llm, [prompt], 128)[0]
     assert drafted.token_ids == _run(llm, [prompt], 128, 0)[0].token_ids, "the copy task is a near tie in bf16: choose another"
     paired = run_pairs(lambda: _decode_s(llm, prompt, 128), lambda: _decode_s(llm, prompt, 128, 0), num_pairs)
-    return paired, _speeds(paired, len(drafted.token_ids) - 1) | _acceptance(drafted)
+    return paired, _speeds(paired, len(drafted.token_ids) - 1) | _acceptance([drafted])
 
 
 def eight_against_one(num_pairs: int) -> tuple[Paired, dict[str, object]]:
@@ -84,12 +89,28 @@ def eight_against_one(num_pairs: int) -> tuple[Paired, dict[str, object]]:
 
 
 def draft_model(num_pairs: int) -> tuple[Paired, dict[str, object]]:
-    """Qwen2.5-Coder 1.5B with the 0.5B drafter, K=3, greedy, code prompts, bf16, against K=0 in the same engine."""
-    llm = LLM(EngineConfig(model="qwen2.5-coder-1.5b-instruct", draft="qwen2.5-coder-0.5b-instruct", max_draft_length=3, dtype="bfloat16"))
-    prompt = llm.encode(CODE.read_text())
-    drafted = _run(llm, [prompt], 48)[0]
-    paired = run_pairs(lambda: _decode_s(llm, prompt, 48), lambda: _decode_s(llm, prompt, 48, 0), num_pairs)
-    return paired, _speeds(paired, len(drafted.token_ids) - 1) | _acceptance(drafted)
+    """Qwen2.5-Coder 1.5B with the 0.5B drafter, K=3, greedy, six code prompts in turn, bf16, against K=0 in the same engine."""
+    config = EngineConfig(
+        model="qwen2.5-coder-1.5b-instruct",
+        draft="qwen2.5-coder-0.5b-instruct",
+        max_draft_length=3,
+        dtype="bfloat16",
+        enable_prefix_caching=False,
+    )
+    llm = LLM(config)
+    prompts = [llm.encode(json.loads(line)["prompt"]) for line in CODE.read_text().splitlines()]
+    outputs: dict[int | None, list[Output]] = {None: [], 0: []}
+
+    def arm(max_draft_length: int | None) -> float:
+        done = outputs[max_draft_length]
+        output = _run(llm, [prompts[len(done) % len(prompts)]], 48, max_draft_length)[0]
+        done.append(output)
+        return output.stats.decode_ms / 1e3
+
+    paired = run_pairs(lambda: arm(None), lambda: arm(0), num_pairs)
+    drafted, plain = outputs[None][: len(prompts)], outputs[0][: len(prompts)]
+    same = sum(a.token_ids == b.token_ids for a, b in zip(drafted, plain, strict=True))
+    return paired, _speeds(paired, 47) | _acceptance(drafted) | {"identical_answers": f"{same} of {len(prompts)}"}
 
 
 ROWS: dict[str, Callable[[int], tuple[Paired, dict[str, object]]]] = {
@@ -99,6 +120,12 @@ ROWS: dict[str, Callable[[int], tuple[Paired, dict[str, object]]]] = {
     "batch-8": eight_against_one,
     "qwen-draft": draft_model,
 }
+
+
+def _windows(llm: LLM) -> Iterator[tuple[int, ...]]:
+    """Prompts of 128 tokens that share no page: one repeated prompt would be served from the prefix cache, as traffic is not."""
+    text = llm.encode(TEXT.read_text())
+    return itertools.cycle(text[start : start + 128] for start in range(len(text) - 128))
 
 
 def _run(llm: LLM, prompts: list[tuple[int, ...]], num_tokens: int, max_draft_length: int | None = None) -> list[Output]:
@@ -117,11 +144,13 @@ def _speeds(paired: Paired, num_tokens: int) -> dict[str, object]:
     }
 
 
-def _acceptance(output: Output) -> dict[str, object]:
-    draft = output.stats.draft
+def _acceptance(outputs: list[Output]) -> dict[str, object]:
+    """Pooled over all steps of all outputs."""
+    drafts = [output.stats.draft for output in outputs]
+    num_accepted = sum(draft.num_accepted_tokens for draft in drafts)
     return {
-        "acceptance_length": round(1 + draft.num_accepted_tokens / max(draft.num_spec_steps, 1), 3),
-        "acceptance_rate": round(draft.num_accepted_tokens / max(draft.num_draft_tokens, 1), 3),
+        "acceptance_length": round(1 + num_accepted / max(sum(draft.num_spec_steps for draft in drafts), 1), 3),
+        "acceptance_rate": round(num_accepted / max(sum(draft.num_draft_tokens for draft in drafts), 1), 3),
     }
 
 

@@ -9,7 +9,8 @@ import torch
 class Batch:
     """B rows of T tokens in all; row b owns tokens `query_start[b] : query_start[b+1]`, its last ones are drafts.
 
-    The `*_host` fields repeat small tensors as Python ints for runners that loop over rows on the host.
+    The `*_host` fields are the batch's shape as Python integers, for runners that loop over rows on the host
+    (docs/decisions/0005-batch-with-host-shapes.md).
     """
 
     token_ids: torch.Tensor  # [T] i64
