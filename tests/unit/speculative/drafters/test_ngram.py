@@ -113,7 +113,7 @@ def test_released_slots_are_forgotten() -> None:
     drafter = NgramDrafter(DrafterSetup(Rule.COUPLED, 10))
     driver = DrafterDriver(drafter, PeriodicTarget(10), Rule.COUPLED, page_size=4, num_pages=50)
     for slot in range(3):
-        driver.admit(slot, [1, 2, 1, 2], SamplingParams(max_tokens=100))
+        driver.admit(slot, [1, 2, 1, 2], SamplingParams(max_tokens=100, temperature=0.0))
     driver.step([Work(slot, draft_budget=2) for slot in range(3)])
     assert len(drafter._index_of_slot) == 3
     driver.release(1)
