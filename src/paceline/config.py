@@ -5,7 +5,7 @@ Facts learned at start (pages, vocabulary, choices) live in `core.facts.EngineFa
 """
 
 import ipaddress
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import Field, asdict, dataclass, field, fields, is_dataclass, replace
 from typing import Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
@@ -13,10 +13,15 @@ from paceline.errors import BadInputError
 
 T = TypeVar("T")
 
+MAX_INT = 2**63 - 1  # the most that every part of the program can carry
 
-def _setting(default: T, help: str, *, low: float | None = None, high: float | None = None) -> T:
-    """A field with its help text and its inclusive range. Typed as its default, as `dataclasses.field` is."""
-    return field(default=default, metadata={"help": help, "low": low, "high": high})
+
+def _setting(default: T, help: str, *, low: float | None = None, above: float | None = None, high: float | None = None) -> T:
+    """A field with its help text and its range: from `low`, or from anything `above`, up to and with `high`.
+
+    Typed as its default, as `dataclasses.field` is. Every number has both ends, which keeps infinity out.
+    """
+    return field(default=default, metadata={"help": help, "low": low, "above": above, "high": high})
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,19 +31,23 @@ class EngineConfig:
     model: str = _setting("smollm2-135m-instruct", "A name from `paceline models list`, a folder, or a .gguf file.")
     model_dir: str | None = _setting(None, "The model as a folder; wins over the model's name.")
     device: Literal["auto", "cpu"] = _setting("auto", "Where the model runs.")
-    dtype: Literal["auto", "float32", "bfloat16"] = _setting("auto", "Number format of weights and KV; auto is bfloat16.")
+    dtype: Literal["auto", "float32", "bfloat16"] = _setting(
+        "auto", "Number format of the weights; auto is bfloat16. KV is float32."
+    )
     draft: str = _setting("ngram", "Who proposes tokens: none, ngram, or a model (name, folder or .gguf file).")
     max_draft_length: int = _setting(5, "Most tokens proposed per step (K).", low=0, high=64)
     speculation: Literal["auto", "on", "off"] = _setting("auto", "Off loads no drafter.")
     verification: Literal["coupled", "ratio"] = _setting("coupled", "Rule that accepts drafts; coupled gives the tokens of plain decoding.")
     max_model_len: int | None = _setting(
-        None, "Prompt and output tokens of one request; unset: the model's limit, cut to what the KV memory holds.", low=2
+        None, "Prompt and output tokens of one request; unset: the model's limit, cut to what the KV memory holds.", low=2, high=2**27
     )
-    max_num_batched_tokens: int = _setting(512, "Tokens per step over all requests.", low=1)
-    min_batch_size: int = _setting(1, "Requests that an idle engine waits for, up to batch-wait-ms.", low=1)
+    max_num_batched_tokens: int = _setting(512, "Tokens per step over all requests.", low=1, high=2**20)
+    min_batch_size: int = _setting(1, "Requests that an idle engine waits for, up to batch-wait-ms.", low=1, high=4096)
     max_batch_size: int = _setting(256, "Requests that run at once.", low=1, high=4096)
     batch_wait_ms: float = _setting(0.0, "Longest wait of an idle engine for min-batch-size requests.", low=0, high=60000)
-    kv_cache_memory_bytes: int | None = _setting(None, "Memory for KV pages; unset: 1/4 of the free memory, at most 4 GiB.", low=1)
+    kv_cache_memory_bytes: int | None = _setting(
+        None, "Memory for KV pages; unset: 1/4 of the free memory, at most 4 GiB.", low=1, high=2**50
+    )
     block_size: int = _setting(16, "Tokens per KV page.", low=1, high=1024)
     enable_prefix_caching: bool = _setting(True, "Reuse the KV of prompts that begin alike.")
     seed: int | None = _setting(None, "Seeds the seeds of requests that bring none.", low=0, high=2**64 - 1)
@@ -55,19 +64,22 @@ class ServerConfig:
     served_model_name: str | None = _setting(None, "Model name in the API; unset: the model's own.")
     batch_size: str = _setting("dynamic", "dynamic: between min-batch-size and max-batch-size; a number sets both.")
     insecure: bool = _setting(False, "Allow an address that other machines reach although the server asks for no key.")
-    shutdown_timeout: float = _setting(30.0, "Seconds that running requests get after SIGTERM.", low=0)
+    shutdown_timeout: float = _setting(30.0, "Seconds that running requests get after SIGTERM.", low=0, high=86400)
     log_format: Literal["console", "json"] = _setting("console", "Shape of log lines.")
     warmup: bool = _setting(True, "Run one request before the first user's.")
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerConfig:
-    """How `paceline generate` and `paceline chat` ask for text."""
+    """How text is asked for: the flags of `paceline generate` and `paceline chat`, and the same fields of an HTTP request.
 
-    max_tokens: int = _setting(256, "Most tokens of an answer.", low=1)
+    The defaults are the command line's; OpenAI's interface has others.
+    """
+
+    max_tokens: int = _setting(256, "Most tokens of an answer.", low=1, high=MAX_INT)
     temperature: float = _setting(0.0, "0 always takes the likeliest token.", low=0, high=100)
-    top_p: float = _setting(1.0, "Sample from the likeliest tokens that together have this probability; 1 is off.", low=0, high=1)
-    top_k: int = _setting(0, "Sample from this many likeliest tokens; 0 is off.", low=0)
+    top_p: float = _setting(1.0, "Sample from the likeliest tokens that together have this probability; 1 is off.", above=0, high=1)
+    top_k: int = _setting(0, "Sample from this many likeliest tokens; 0 and -1 are off.", low=-1, high=MAX_INT)
     min_p: float = _setting(0.0, "Drop tokens below this share of the likeliest one's probability; 0 is off.", low=0, high=1)
 
 
@@ -107,7 +119,8 @@ def schema() -> dict[str, object]:
         else:
             name = {bool: "boolean", int: "integer", float: "number", str: "string"}[cast(type, options[0] if options else kind)]
             entry["type"] = [name, "null"] if options else name
-        entry |= {key: item.metadata[bound] for key, bound in (("minimum", "low"), ("maximum", "high")) if item.metadata[bound] is not None}
+        bounds = (("minimum", "low"), ("exclusiveMinimum", "above"), ("maximum", "high"))
+        entry |= {key: item.metadata[bound] for key, bound in bounds if item.metadata[bound] is not None}
         properties[item.name] = entry
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -118,22 +131,24 @@ def schema() -> dict[str, object]:
     }
 
 
-def check_ranges(config: Config) -> None:
-    """Raise BadInputError for the first value outside its field's choices or range."""
+def check_ranges(config: Config, spell: Callable[[str], str] = flag) -> None:
+    """Raise BadInputError for the first value outside its field's choices or range; `spell` writes a field's name in the message."""
     given = values(config)
     for item, kind in settings(type(config)):
         value = given[item.name]
         if get_origin(kind) is Literal and value not in get_args(kind):
-            raise BadInputError(f"{flag(item.name)} {value} is not in this build; it has: {', '.join(get_args(kind))}", param=item.name)
+            raise BadInputError(f"{spell(item.name)} {value} is not in this build; it has: {', '.join(get_args(kind))}", param=item.name)
         if isinstance(value, int | float) and not isinstance(value, bool):
-            _check_range(item.name, value, item.metadata)
+            _check_range(item.name, spell(item.name), value, item.metadata)
 
 
-def _check_range(name: str, value: float, metadata: Mapping[str, float | None]) -> None:
-    low, high = metadata["low"], metadata["high"]
-    if (low is not None and not value >= low) or (high is not None and not value <= high):
-        allowed = f"at least {low:g}" if high is None else f"between {low} and {high}"
-        raise BadInputError(f"{flag(name)} is {value}; it must be {allowed}", param=name)
+def _check_range(name: str, spelling: str, value: float, metadata: Mapping[str, float | None]) -> None:
+    low, above, high = metadata["low"], metadata["above"], metadata["high"]
+    # Written so that NaN, which is neither above nor below anything, is outside.
+    if (low is None or value >= low) and (above is None or value > above) and (high is None or value <= high):
+        return
+    allowed = f"between {low} and {high}" if above is None else f"above {above} and at most {high}"
+    raise BadInputError(f"{spelling} is {value}; it must be {allowed}", param=name)
 
 
 def check_engine(config: EngineConfig) -> None:
@@ -157,7 +172,7 @@ def settle_server(config: ServerConfig) -> ServerConfig:
         config = replace(config, engine=_fixed_batch(config.engine, config.batch_size))
     check_ranges(config)
     check_engine(config.engine)
-    if not config.insecure and not _is_loopback(config.host):
+    if not config.insecure and not is_loopback(config.host):
         raise BadInputError(
             f"--host {config.host} lets other machines in, and this build asks for no key; "
             "listen on 127.0.0.1 behind a proxy that checks keys, or add --insecure"
@@ -178,7 +193,8 @@ def _fixed_batch(engine: EngineConfig, batch_size: str) -> EngineConfig:
     return replace(engine, min_batch_size=size, max_batch_size=size)
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether a host name or address, an IPv6 one with or without its brackets, is this machine's own."""
     if host == "localhost":
         return True
     try:

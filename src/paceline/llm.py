@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from paceline.config import EngineConfig, check_engine
+from paceline.config import AnswerConfig, EngineConfig, check_engine, check_ranges
 from paceline.core.outcome import RequestStats, TokenDelta
 from paceline.core.progress import Progress, SilentProgress
 from paceline.core.request import FinishReason, Request, SamplingParams
@@ -45,10 +45,10 @@ class LLM:
         self.config = config if config is not None else EngineConfig()
         check_engine(self.config)
         notify = progress if progress is not None else SilentProgress()
-        folder, draft_folder = resolve_models(self.config, notify)
-        executor, self.facts = load_executor(self.config, str(folder), str(draft_folder) if draft_folder else None, notify)
-        self.folder: Path = folder
-        self.tokenizer: Tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        target, draft = resolve_models(self.config, notify)
+        executor, self.facts = load_executor(self.config, str(target.path), str(draft.path) if draft else None, notify)
+        self.folder: Path = target.path
+        self.tokenizer: Tokenizer = Tokenizer.from_file(str(target.path / "tokenizer.json"))
         self._loop = EngineLoop(Scheduler(SchedulerConfig.from_engine_config(self.config), self.facts), executor)
         self._ids = itertools.count()
         self._seeds = random.Random(self.config.seed)  # noqa: S311 - for samples, not for secrets
@@ -121,8 +121,13 @@ class LLM:
             raise BadInputError("the prompt is empty; give at least one token", param="prompt")
         if not all(0 <= token < self.facts.vocab_size for token in ids):
             raise BadInputError(f"a prompt token id is outside the vocabulary 0..{self.facts.vocab_size - 1}", param="prompt")
-        if sampling.seed is None:
-            sampling = replace(sampling, seed=self._seeds.getrandbits(64))
+        self.facts.check_prompt(len(ids))
+        answer = AnswerConfig(sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p)
+        check_ranges(answer, spell=str)
+        if max_draft_length is not None and max_draft_length < 0:
+            raise BadInputError(f"max_draft_length is {max_draft_length}; it must be at least 0", param="max_draft_length")
+        seed = self._seeds.getrandbits(64) if sampling.seed is None else sampling.seed
+        sampling = replace(sampling, seed=seed).normalised(self.facts.vocab_size)
         return Request(f"llm-{next(self._ids)}", ids, sampling, time.monotonic(), max_draft_length)
 
     def _output(self, request: Request, token_ids: list[int], last: TokenDelta) -> Output:

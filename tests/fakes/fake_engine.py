@@ -21,6 +21,7 @@ FACTS = EngineFacts(
     dtype="float32",
     vocab_size=320,
     max_model_len=128,
+    max_position_embeddings=4096,
     num_pages=64,
     page_size=16,
     target_page_bytes=1024,

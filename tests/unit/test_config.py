@@ -1,6 +1,8 @@
 """The defaults, their ranges, and the rules between settings."""
 
+import math
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 
@@ -31,9 +33,11 @@ def test_a_server_shows_the_engines_settings_too() -> None:
         ({"max_draft_length": -1}, ["--max-draft-length", "-1", "between 0 and 64"]),
         ({"max_batch_size": 0}, ["--max-batch-size", "0", "between 1 and 4096"]),
         ({"batch_wait_ms": float("nan")}, ["--batch-wait-ms", "nan"]),
-        ({"max_model_len": 1}, ["--max-model-len", "at least 2"]),
+        ({"max_model_len": 1}, ["--max-model-len", "between 2 and"]),
         ({"seed": -1}, ["--seed"]),
         ({"seed": 2**64}, ["--seed"]),
+        ({"kv_cache_memory_bytes": 10**20}, ["--kv-cache-memory-bytes"]),
+        ({"max_num_batched_tokens": 10**20}, ["--max-num-batched-tokens"]),
         ({"device": "cuda"}, ["--device cuda", "auto, cpu"]),
         ({"dtype": "float16"}, ["--dtype float16", "bfloat16"]),
         ({"verification": "none"}, ["coupled, ratio"]),
@@ -48,10 +52,36 @@ def test_what_cannot_work_is_refused_with_numbers_and_remedy(change: dict[str, o
     assert caught.value.exit_code == 2
 
 
-@pytest.mark.parametrize("timeout", [-1.0, float("nan")])
-def test_a_range_without_an_upper_end_refuses_what_is_no_number_too(timeout: float) -> None:
+@pytest.mark.parametrize("timeout", [-1.0, float("nan"), float("inf"), 1e300])
+def test_what_is_no_number_of_seconds_is_refused(timeout: float) -> None:
     with pytest.raises(BadInputError, match="--shutdown-timeout"):
         settle_server(ServerConfig(shutdown_timeout=timeout))
+
+
+def test_every_number_has_two_ends() -> None:
+    for kind in (ServerConfig, AnswerConfig):
+        for item, hint in settings(kind):
+            if {int, float} & {hint, *get_args(hint)}:
+                ends = (item.metadata["low"] if item.metadata["above"] is None else item.metadata["above"], item.metadata["high"])
+                assert all(end is not None and math.isfinite(end) for end in ends), item.name
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"top_p": 0.0}, "--top-p is 0.0; it must be above 0 and at most 1"),
+        ({"top_p": float("nan")}, "--top-p"),
+        ({"top_k": 10**20}, "--top-k"),
+        ({"top_k": -2}, "--top-k"),
+        ({"temperature": float("inf")}, "--temperature"),
+        ({"max_tokens": 10**20}, "--max-tokens"),
+        ({"min_p": 1.1}, "--min-p"),
+    ],
+)
+def test_answers_have_ranges(change: dict[str, float], words: str) -> None:
+    with pytest.raises(BadInputError, match=words):
+        check_ranges(replace(AnswerConfig(), **change))
+    check_ranges(AnswerConfig(top_p=1e-9, top_k=-1, min_p=1, temperature=100))
 
 
 def test_limits_are_inclusive() -> None:

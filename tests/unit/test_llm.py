@@ -1,5 +1,7 @@
 """The engine without a server: what a script sees."""
 
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -41,6 +43,31 @@ def test_bad_prompts_are_refused(llm: LLM, prompt: str | list[int]) -> None:
     with pytest.raises(BadInputError):
         llm.generate([prompt], GREEDY)
     assert not llm.stats().num_waiting
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", -0.1),
+        ("temperature", math.nan),
+        ("temperature", math.inf),
+        ("top_p", 0.0),
+        ("top_p", 1.5),
+        ("top_k", -2),
+        ("min_p", -0.1),
+        ("max_tokens", 0),
+    ],
+)
+def test_values_out_of_range_are_refused(llm: LLM, field: str, value: float) -> None:
+    with pytest.raises(BadInputError, match=f"^{field} is {value}; it must be ") as caught:
+        llm.generate(["x"], replace(GREEDY, **{field: value}))
+    assert caught.value.param == field
+    with pytest.raises(BadInputError, match="max_draft_length"):
+        llm.generate(["x"], GREEDY, max_draft_length=-1)
+
+
+def test_a_tiny_temperature_is_greedy(llm: LLM) -> None:
+    assert llm.generate(["one two"], replace(GREEDY, temperature=1e-40))[0].token_ids == llm.generate(["one two"], GREEDY)[0].token_ids
 
 
 def test_a_fixed_seed_repeats_and_another_differs(llm: LLM) -> None:

@@ -2,25 +2,28 @@
 
 import http.client
 import json
+import queue
 import signal
-import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.parse
 from collections.abc import Generator
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from typing import Annotated, Any, NoReturn
+from typing import IO, Annotated, Any, NoReturn
 
 from cyclopts import Parameter
 
-from paceline.config import AnswerConfig, ServerConfig, flag, settle_server, values
+from paceline.config import AnswerConfig, ServerConfig, check_ranges, flag, settle_server, values
 from paceline.errors import BadInputError, EngineDeadError, MissingError, PacelineError
+from paceline.server.ready import ready_url
 
 _CONNECT_TIMEOUT_S = 5.0
+_LIST_TIMEOUT_S = 30.0
+_START_LIMIT_S = 3600.0  # the first start downloads and converts the model
 _STOP_GRACE_S = 10.0
-_POLL_INTERVAL_S = 0.1
 
 Json = dict[str, Any]
 Url = Annotated[str | None, Parameter(help="A server, such as http://127.0.0.1:8000; started on a free port if not given.")]
@@ -36,6 +39,7 @@ def chat(
 
     An empty line or Ctrl-D ends; Ctrl-C stops an answer. The engine's and server's flags apply to a server started here.
     """
+    check_ranges(answer)
     if url is not None:
         return _converse(Connection(url), answer)
     with started_server(settle_server(replace(config, port=config.port if config.port != ServerConfig().port else 0))) as connection:
@@ -47,8 +51,8 @@ class Connection:
 
     def __init__(self, url: str) -> None:
         """Raises BadInputError for what is not an http URL."""
-        parts = urllib.parse.urlsplit(url if "//" in url else f"http://{url}")
-        if parts.scheme not in ("http", "https") or parts.hostname is None:
+        parts = _split(url)
+        if parts is None:
             raise BadInputError(f"--url {url} is not an address like http://127.0.0.1:8000")
         self.url = f"{parts.scheme}://{parts.netloc}"
         self._kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
@@ -57,69 +61,106 @@ class Connection:
 
     def model(self) -> str:
         """The id of the first model served there."""
-        connection, response = self._send("GET", "/v1/models", None)
-        with closing(connection):
-            return str(json.loads(response.read())["data"][0]["id"])
+        with self._response("GET", "/v1/models", None, _LIST_TIMEOUT_S) as response:
+            text = response.read()
+        try:
+            return str(json.loads(text)["data"][0]["id"])
+        except (ValueError, LookupError, TypeError):
+            raise self._foreign("GET /v1/models lists no model") from None
 
     def stream(self, body: Json) -> Generator[Json]:
         """The chunks of a streamed chat completion; closing the iterator closes the connection, which aborts the request."""
-        connection, response = self._send("POST", "/v1/chat/completions", body)
-        with closing(connection):
+        with self._response("POST", "/v1/chat/completions", body, None) as response:  # no time limit: an answer may be slow
             for line in response:
-                data = line.decode().strip().removeprefix("data: ")
+                data = line.decode(errors="replace").strip().removeprefix("data: ")
                 if data == "[DONE]":
                     return
                 if data.startswith("{"):
-                    chunk = json.loads(data)
-                    if "error" in chunk:
-                        raise EngineDeadError(f"{self.url} ended the answer: {chunk['error'].get('message', 'no reason given')}")
-                    yield chunk
+                    yield self._chunk(data)
+        raise MissingError(f"{self.url} ended its answer before the end; its log may say why")
 
-    def _send(self, method: str, path: str, body: Json | None) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
-        connection = self._kind(self._netloc, timeout=_CONNECT_TIMEOUT_S)
+    def text_of(self, chunk: Json) -> str:
+        """The new text in a chunk."""
         try:
-            connection.connect()
-            connection.sock.settimeout(None)  # an answer may be slow; connecting may not
-            connection.request(method, self._base + path, None if body is None else json.dumps(body), {"Content-Type": "application/json"})
-            response = connection.getresponse()
-        except OSError as error:
-            connection.close()
-            raise MissingError(f"no server answers at {self.url} ({error}); start one with `paceline serve`") from None
-        if response.status != http.client.OK:
-            text = response.read().decode(errors="replace")
-            connection.close()
-            raise BadInputError(f"{self.url} answered {response.status}: {_error_message(text)}")
-        return connection, response
+            return "".join(choice["delta"].get("content") or "" for choice in chunk["choices"])
+        except (LookupError, TypeError, AttributeError):
+            raise self._foreign("a chunk of its answer has another form") from None
+
+    def _chunk(self, data: str) -> Json:
+        try:
+            chunk: Json = json.loads(data)
+        except ValueError:
+            raise self._foreign("a line of its answer is not JSON") from None
+        if chunk.get("error") is not None:
+            raise EngineDeadError(f"{self.url} ended the answer: {_error_message(data)}")
+        return chunk
+
+    def _foreign(self, reason: str) -> BadInputError:
+        return BadInputError(f"{self.url} does not speak as OpenAI's interface does: {reason}; give --url the address of such a server")
+
+    @contextmanager
+    def _response(self, method: str, path: str, body: Json | None, timeout_s: float | None) -> Generator[http.client.HTTPResponse]:
+        """The answer to a request, to be read in the block.
+
+        Raises MissingError if there is no server or it goes away, BadInputError if it refuses or is no HTTP server.
+        """
+        is_answering = False
+        try:
+            with closing(self._kind(self._netloc, timeout=_CONNECT_TIMEOUT_S)) as connection:
+                connection.connect()
+                connection.sock.settimeout(timeout_s)
+                data = None if body is None else json.dumps(body)
+                connection.request(method, self._base + path, data, {"Content-Type": "application/json"})
+                response = connection.getresponse()
+                is_answering = True
+                if response.status != http.client.OK:
+                    self._refuse(response.status, response.read().decode(errors="replace"))
+                yield response
+        except (OSError, http.client.HTTPException, UnicodeError) as error:
+            reason = str(error) or type(error).__name__
+            if is_answering:
+                raise MissingError(f"{self.url} broke off its answer ({reason}); its log may say why") from None
+            if isinstance(error, OSError):
+                raise MissingError(f"no server answers at {self.url} ({reason}); start one with `paceline serve`") from None
+            raise self._foreign(f"it does not answer in HTTP ({reason})") from None
+
+    def _refuse(self, status: int, text: str) -> NoReturn:
+        kind = MissingError if status >= http.client.INTERNAL_SERVER_ERROR else BadInputError
+        raise kind(f"{self.url} answered {status}: {_error_message(text)}")
+
+
+def _split(url: str) -> urllib.parse.SplitResult | None:
+    try:
+        parts = urllib.parse.urlsplit(url if "//" in url else f"http://{url}")
+        return parts if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 else None
+    except ValueError:  # a bracket without its other half, a port that is no number
+        return None
 
 
 def _error_message(text: str) -> str:
     try:
         return str(json.loads(text)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, LookupError, TypeError):
         return text[:200]
 
 
 @contextmanager
 def started_server(config: ServerConfig) -> Generator[Connection]:
     """Run `paceline serve` as a child for the block; its output goes to stderr. Raises what made it end early."""
-    port = config.port or _free_port()
-    command = [sys.executable, "-m", "paceline.cli", "serve", *as_flags(replace(config, port=port))]
+    command = [sys.executable, "-m", "paceline.cli", "serve", *as_flags(config)]
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _exit)  # so that the child is stopped below
     # A session of its own: Ctrl-C in the terminal stops an answer here, and must not stop the server.
-    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, start_new_session=True)
-    connection = Connection(f"http://127.0.0.1:{port}")
+    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, errors="replace", start_new_session=True)
+    assert child.stdout is not None
+    lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+    relay = threading.Thread(target=_relay, args=(child.stdout, lines), daemon=True)
+    relay.start()
     try:
-        while True:
-            code = child.poll()
-            if code is not None:
-                raise _StartError(code)
-            try:
-                connection.model()
-                break
-            except PacelineError:
-                time.sleep(_POLL_INTERVAL_S)
-        yield connection
+        url = _wait_for_url(lines)
+        if url is None:
+            raise _StartError(child.wait())
+        yield Connection(url)
     finally:
         child.send_signal(signal.SIGTERM)
         try:
@@ -127,6 +168,29 @@ def started_server(config: ServerConfig) -> Generator[Connection]:
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait()
+        relay.join(_STOP_GRACE_S)
+
+
+def _relay(output: IO[str], lines: "queue.SimpleQueue[str | None]") -> None:
+    """Pass a child's output on to stderr and to `lines`; None at its end."""
+    with output:
+        for line in output:
+            sys.stderr.write(line)
+            lines.put(line)
+    lines.put(None)
+
+
+def _wait_for_url(lines: "queue.SimpleQueue[str | None]") -> str | None:
+    """The address that a starting server prints; None if it ended instead. Only its own word counts: another may hold the port."""
+    deadline_s = time.monotonic() + _START_LIMIT_S
+    while True:
+        try:
+            line = lines.get(timeout=max(deadline_s - time.monotonic(), 0))
+        except queue.Empty:
+            raise MissingError(f"the server was not ready after {_START_LIMIT_S:,.0f} s; `paceline serve` shows how far it gets") from None
+        url = None if line is None else ready_url(line)
+        if line is None or url is not None:
+            return url
 
 
 def _exit(number: int, frame: object) -> NoReturn:
@@ -138,7 +202,7 @@ class _StartError(PacelineError):
 
     def __init__(self, code: int) -> None:
         super().__init__("the server could not start; its message stands above")
-        self.exit_code = code
+        self.exit_code = code if code > 0 else MissingError.exit_code  # a signal ended it
 
 
 def as_flags(config: ServerConfig) -> list[str]:
@@ -146,12 +210,6 @@ def as_flags(config: ServerConfig) -> list[str]:
     usual = values(ServerConfig())
     changed = {name: value for name, value in values(config).items() if value != usual[name]}
     return [f"{flag(name)}={str(value).lower() if isinstance(value, bool) else value}" for name, value in changed.items()]
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _converse(connection: Connection, answer: AnswerConfig) -> int:
@@ -179,10 +237,9 @@ def _answer(connection: Connection, body: Json) -> str:
     try:
         for chunk in stream:
             last = chunk
-            for choice in chunk["choices"]:
-                piece = choice["delta"].get("content") or ""
-                pieces.append(piece)
-                print(piece, end="", flush=True)
+            piece = connection.text_of(chunk)
+            pieces.append(piece)
+            print(piece, end="", flush=True)
     except KeyboardInterrupt:
         print(" [stopped]", end="")
     finally:
@@ -193,10 +250,11 @@ def _answer(connection: Connection, body: Json) -> str:
 
 def _speed(last: Json, elapsed_s: float) -> str:
     """One line on an answer from its last chunk; an answer that was stopped has no counts."""
-    usage: Json | None = last.get("usage")
-    if not usage:
+    usage: Json = last.get("usage") or {}
+    num_tokens = usage.get("completion_tokens")
+    if not num_tokens:
         return f"[{elapsed_s:.1f} s]"
-    line = f"{usage['completion_tokens']} tokens in {elapsed_s:.1f} s, {usage['completion_tokens'] / elapsed_s:.1f} tok/s"
+    line = f"{num_tokens} tokens in {elapsed_s:.1f} s, {num_tokens / elapsed_s:.1f} tok/s"
     metrics: Json = last.get("metrics") or {}
     spec: Json | None = metrics.get("speculative_decoding")
     return f"[{line}, acceptance length {spec['mean_acceptance_length']:.2f}]" if spec else f"[{line}]"

@@ -13,7 +13,6 @@ from paceline.errors import BadInputError, EngineDeadError
 
 if TYPE_CHECKING:
     from paceline.core.outcome import RequestStats, TokenDelta
-    from paceline.core.request import SamplingParams
     from paceline.server.detokenize import Detokenizer
 
 UseTemplate = Annotated[bool, Parameter(help="Put the prompt into the model's chat template, if it has one.")]
@@ -36,6 +35,7 @@ def generate(
     text = sys.stdin.read() if prompt == "-" else prompt
     if not text:
         raise BadInputError("the prompt is empty; give at least one character")
+    from paceline.core.request import SamplingParams
     from paceline.llm import LLM
     from paceline.server.detokenize import Detokenizer, Vocabulary
     from paceline.server.template import load_chat_template
@@ -49,28 +49,19 @@ def generate(
         prompt_token_ids = llm.tokenizer.encode(rendered, add_special_tokens=False).ids
     else:
         prompt_token_ids = llm.tokenizer.encode(text).ids
-    sampling = _sampling(answer, config.seed, llm.facts.max_model_len - len(prompt_token_ids), len(prompt_token_ids))
-    detokenizer = Detokenizer(Vocabulary(llm.tokenizer), prompt_token_ids, ())
-    num_tokens, stats = print_answer(llm.stream(prompt_token_ids, sampling), detokenizer)
-    print(summary(num_tokens, stats), file=sys.stderr)
-
-
-def _sampling(answer: AnswerConfig, seed: int | None, room: int, num_prompt_tokens: int) -> "SamplingParams":
-    from paceline.core.request import SamplingParams
-
-    if room < 1:
-        limit = num_prompt_tokens + room
-        raise BadInputError(
-            f"prompt has {num_prompt_tokens:,} tokens, limit {limit:,}, the answer included; shorten it or give a larger --max-model-len"
-        )
-    return SamplingParams(
-        max_tokens=min(answer.max_tokens, room),
+    facts, num_prompt_tokens = llm.facts, len(prompt_token_ids)
+    facts.check_prompt(num_prompt_tokens)
+    sampling = SamplingParams(
+        max_tokens=min(answer.max_tokens, facts.max_model_len - num_prompt_tokens),
         temperature=answer.temperature,
         top_k=answer.top_k,
         top_p=answer.top_p,
         min_p=answer.min_p,
-        seed=secrets.randbits(64) if seed is None else seed,
+        seed=secrets.randbits(64) if config.seed is None else config.seed,
     )
+    detokenizer = Detokenizer(Vocabulary(llm.tokenizer), prompt_token_ids, ())
+    num_tokens, stats = print_answer(llm.stream(prompt_token_ids, sampling), detokenizer)
+    print(summary(num_tokens, stats), file=sys.stderr)
 
 
 def print_answer(deltas: Iterable["TokenDelta"], detokenizer: "Detokenizer") -> tuple[int, "RequestStats"]:

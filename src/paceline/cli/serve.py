@@ -30,14 +30,13 @@ def serve(
         import uvloop
 
         from paceline.server.run import bind_socket
-        from paceline.weights.resolve import resolve, resolve_models
+        from paceline.weights.resolve import resolve_models
 
     signal.signal(signal.SIGTERM, _exit)  # until the server has its own: what was started is then ended on the way out
     with bind_socket(config.host, config.port) as listener, ConsoleProgress() as progress:
-        name = resolve(config.engine.model_dir or config.engine.model, progress).name
-        folder, draft_folder = resolve_models(config.engine, progress)
-        config = replace(config, served_model_name=config.served_model_name or name)
-        uvloop.run(_serve(config, folder, draft_folder, listener, progress))
+        target, draft = resolve_models(config.engine, progress)
+        config = replace(config, served_model_name=config.served_model_name or target.name)
+        uvloop.run(_serve(config, target.path, draft.path if draft else None, listener, progress))
 
 
 @contextmanager

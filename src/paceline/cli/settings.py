@@ -6,7 +6,7 @@
 import difflib
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, cast, get_args
 
@@ -60,7 +60,7 @@ class Origins:
         for argument in arguments:
             if argument.tokens:
                 token = argument.tokens[0]
-                origin = {"cli": "flag", "env": f"variable {token.keyword}"}.get(token.source, f"file {token.source}")
+                origin = {"cli": "flag", "env": f"variable {token.keyword}"}.get(token.source, token.source)
                 if int in (argument.hint, *get_args(argument.hint)) and not _WHOLE_NUMBER.fullmatch(token.value):
                     raise BadInputError(f"{argument.name} {token.value} ({origin}) is not a whole number")  # the parser would round it
                 self.by_name[argument.name.lstrip("-").lower().replace("-", "_").removeprefix("no_")] = origin
@@ -69,10 +69,26 @@ class Origins:
 def sources(config_file: Path | None, origins: Origins) -> tuple[Dict | Env | Origins, ...]:
     """The parser's chain, strongest first; flags come before all of them."""
     _refuse_absent(os.environ)
-    environment = Env("PACELINE_", command=False)
-    if config_file is None:
-        return environment, origins
-    return environment, Dict(read_file(config_file), allow_unknown=True, use_commands_as_keys=False, source=str(config_file)), origins
+    chain: list[Dict | Env | Origins] = [Env("PACELINE_", command=False)]
+    chain += [_source({name: value}, f"variable {variable}") for variable, name, value in _alias_variables(os.environ)]
+    if config_file is not None:
+        chain.append(_source(read_file(config_file), f"file {config_file}"))
+    return (*chain, origins)
+
+
+def _source(values: dict[str, str], label: str) -> Dict:
+    return Dict(values, allow_unknown=True, use_commands_as_keys=False, source=label)
+
+
+def _alias_variables(environment: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
+    """(variable, field, value) of each variable that has another name of a field. Raises BadInputError for both names at once."""
+    for alias, name in _ALIASES.items():
+        variable, canonical_variable = f"PACELINE_{alias.upper()}", f"PACELINE_{name.upper()}"
+        if variable not in environment:
+            continue
+        if canonical_variable in environment:
+            raise BadInputError(f"{variable} and {canonical_variable} are one setting, and both are set; unset one of them")
+        yield variable, name, environment[variable]
 
 
 def read_file(path: Path) -> dict[str, str]:

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from paceline.errors import BadInputError
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:
@@ -22,6 +24,7 @@ class EngineFacts:
     dtype: str
     vocab_size: int
     max_model_len: int  # prompt + output tokens of one sequence
+    max_position_embeddings: int  # the model's own limit, which max_model_len can be raised to
     num_pages: int
     page_size: int  # tokens
     target_page_bytes: int
@@ -37,3 +40,20 @@ class EngineFacts:
     @property
     def drafter_keeps_kv(self) -> bool:
         return self.drafter_page_bytes > 0
+
+    def check_prompt(self, num_tokens: int, param: str = "prompt") -> None:
+        """Raise BadInputError for a prompt of so many tokens that no room is left for one output token."""
+        if num_tokens < self.max_model_len:
+            return
+        raise BadInputError(
+            f"prompt has {num_tokens:,} tokens, limit {self.max_model_len:,}, the answer included; "
+            f"shorten it{self.or_longer_context(num_tokens + 1)}",
+            param=param,
+            code="context_length_exceeded",
+        )
+
+    def or_longer_context(self, num_tokens: int) -> str:
+        """The end of a remedy: ` or start with --max-model-len N` for this many tokens, nothing if the model has fewer positions."""
+        if num_tokens > self.max_position_embeddings:
+            return ""
+        return f" or start with --max-model-len {min(1 << (num_tokens - 1).bit_length(), self.max_position_embeddings)}"

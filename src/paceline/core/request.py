@@ -3,8 +3,11 @@
 Made at the HTTP edge or by `llm.py`, carried unchanged to the scheduler. Frozen: nothing downstream edits a request.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+
+_GREEDY_TEMPERATURE = 1e-5  # below this the law is greedy to any float, and dividing by it overflows
+_SEED_MASK = 2**64 - 1
 
 
 class FinishReason(StrEnum):
@@ -28,6 +31,15 @@ class SamplingParams:
     seed: int | None = None  # 64 bits unsigned; where it is None, the edge draws one for a request that samples
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+
+    def normalised(self, vocab_size: int) -> "SamplingParams":
+        """Values that mean the same become the same: the edge takes any `top_k`, any temperature and signed seeds; the engine these."""
+        return replace(
+            self,
+            temperature=0.0 if self.temperature < _GREEDY_TEMPERATURE else self.temperature,
+            top_k=self.top_k if 0 < self.top_k < vocab_size else 0,
+            seed=None if self.seed is None else self.seed & _SEED_MASK,
+        )
 
 
 @dataclass(frozen=True, slots=True)

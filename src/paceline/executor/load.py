@@ -18,7 +18,7 @@ from paceline.executor.step import Target
 from paceline.forward.forward import Forward
 from paceline.forward.load import load_forward
 from paceline.forward.memory import allocate_kv, page_bytes
-from paceline.models.folder import read_generation_facts, read_vocabulary
+from paceline.models.folder import read_eos_token_ids, read_vocabulary
 from paceline.models.loader import load_program, load_weights
 from paceline.speculative.drafter import DRAFTERS, DrafterSetup, DraftModel, load_drafter_class
 from paceline.speculative.same_tokens import check_same_tokens
@@ -71,6 +71,7 @@ def load_executor(config: EngineConfig, folder: str, draft_folder: str | None, p
         dtype=str(_DTYPES[config.dtype]).removeprefix("torch."),
         vocab_size=target.spec.vocab_size,
         max_model_len=memory.max_model_len,
+        max_position_embeddings=target.spec.max_position_embeddings,
         num_pages=memory.num_pages,
         page_size=memory.page_size,
         target_page_bytes=memory.target_page_bytes,
@@ -80,7 +81,7 @@ def load_executor(config: EngineConfig, folder: str, draft_folder: str | None, p
         drafter=name,
         drafter_max_len=memory.max_model_len if draft is None else min(draft.spec.max_position_embeddings, memory.max_model_len),
         max_draft_length=0 if name == "none" else config.max_draft_length,
-        eos_token_ids=read_generation_facts(Path(folder)).eos_token_ids,
+        eos_token_ids=_eos_token_ids(Path(folder), target.spec.vocab_size),
         choices=target.choices + _draft_choices(draft),
     )
     return Executor(Target(target, kv, rule), drafter), facts
@@ -94,6 +95,17 @@ def _load_model(config: EngineConfig, folder: Path, stage: str, progress: Progre
     program = load_program(folder)
     with load_weights(folder, program, torch.float32) as tensors:
         return load_forward(program, tensors, _DTYPES[config.dtype], stage, progress)
+
+
+def _eos_token_ids(folder: Path, vocab_size: int) -> tuple[int, ...]:
+    token_ids = read_eos_token_ids(folder)
+    for token_id in token_ids:
+        if token_id >= vocab_size:
+            raise BadInputError(
+                f"{folder} names the end token {token_id:,}, and its model has {vocab_size:,} tokens, 0 to {vocab_size - 1:,}; "
+                "correct eos_token_id in generation_config.json or config.json, or fetch the folder again"
+            )
+    return token_ids
 
 
 def _plan_memory(config: EngineConfig, target: Forward, draft: Forward | None) -> _Memory:

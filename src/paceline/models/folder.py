@@ -1,4 +1,4 @@
-"""A model folder on disk as text: what must be in it, its config, its chat template and end tokens, its vocabulary. Torch-free.
+"""A model folder on disk as text: what must be in it, its config, its chat format and end tokens, its vocabulary. Torch-free.
 
 The server, `weights/` and `loader.py` read folders through this. Nothing in a folder is ever imported or unpickled.
 """
@@ -17,16 +17,15 @@ _MAX_JSON_BYTES = 256 << 20  # tokenizer.json of the largest vocabularies has 35
 _PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 INDEX_FILE = "model.safetensors.index.json"
 WEIGHTS_FILE = "model.safetensors"
+_TEMPLATE_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
 
 
 @dataclass(frozen=True, slots=True)
-class GenerationFacts:
-    """What the files say about starting and ending a text."""
+class ChatFormat:
+    """How the model writes a conversation as one text."""
 
-    eos_token_ids: tuple[int, ...]  # () if the folder names none: only max_tokens ends an answer
-    bos_token_id: int | None
-    chat_template: str | None  # Jinja source; None for a model without a chat format
-    add_bos: bool  # plain prompts begin with the BOS token; tokenizer.json adds it by itself
+    template: str  # Jinja source
+    special_tokens: dict[str, str]  # the texts that a template knows as bos_token, eos_token ...
 
 
 def check_folder(folder: Path) -> None:
@@ -91,25 +90,27 @@ def read_json(path: Path) -> dict[str, object] | None:
     return cast(dict[str, object], value)
 
 
-def read_generation_facts(folder: Path) -> GenerationFacts:
-    """Merge generation_config.json, config.json and the tokenizer's files; the chat model's own end-of-turn token is included."""
-    generation, config = read_json(folder / "generation_config.json") or {}, read_config(folder)
-    tokenizer_config = read_json(folder / "tokenizer_config.json") or {}
+def read_eos_token_ids(folder: Path) -> tuple[int, ...]:
+    """The tokens that end an answer: of generation_config.json, else config.json, and the tokenizer's own, a chat model's end of turn.
+
+    () if no file names one: only max_tokens ends an answer then.
+    """
+    generation = read_json(folder / "generation_config.json") or {}
     named = _token_ids(generation.get("eos_token_id"), "generation_config.json: eos_token_id")
-    named = named or _token_ids(config.get("eos_token_id"), "config.json: eos_token_id")
-    add_bos = tokenizer_config.get("add_bos_token")
-    added = _added_tokens(folder, tokenizer_config) if not named or not isinstance(add_bos, bool) else _declared_tokens(tokenizer_config)
-    own_end = added.by_text.get(_token_text(tokenizer_config.get("eos_token")))
-    eos_token_ids = named if own_end is None else (*named, own_end)
-    bos = added.by_text.get(_token_text(tokenizer_config.get("bos_token")))
-    if bos is None:
-        bos = next(iter(_token_ids(generation.get("bos_token_id") or config.get("bos_token_id"), "bos_token_id")), None)
-    return GenerationFacts(
-        eos_token_ids=tuple(dict.fromkeys(eos_token_ids)),
-        bos_token_id=bos,
-        chat_template=_chat_template(folder, tokenizer_config),
-        add_bos=add_bos if isinstance(add_bos, bool) else added.template_adds_bos,
-    )
+    named = named or _token_ids(read_config(folder).get("eos_token_id"), "config.json: eos_token_id")
+    own_end = _eos_of_tokenizer(folder)
+    return named if own_end is None else tuple(dict.fromkeys((*named, own_end)))
+
+
+def read_chat_format(folder: Path) -> ChatFormat | None:
+    """The chat template and the special tokens it may write; None for a model without a template."""
+    tokenizer_config = read_json(folder / "tokenizer_config.json") or {}
+    template = _chat_template(folder, tokenizer_config)
+    if template is None:
+        return None
+    tokens = (read_json(folder / "special_tokens_map.json") or {}) | tokenizer_config
+    texts = {name: _token_text(tokens.get(name)) for name in _TEMPLATE_TOKENS}
+    return ChatFormat(template, {name: text for name, text in texts.items() if text is not None})
 
 
 def read_vocabulary(folder: Path) -> dict[str, int]:
@@ -148,59 +149,34 @@ def _token_ids(value: object, what: str) -> tuple[int, ...]:
     ids = tuple(token_id for token_id in values if isinstance(token_id, int) and not isinstance(token_id, bool) and token_id >= 0)
     if len(ids) != len(values):
         raise BadInputError(f"{what} must be a token id or a list of them, not {value!r}")
-    return ids
+    return tuple(dict.fromkeys(ids))
 
 
-def _token_text(value: object) -> str:
+def _token_text(value: object) -> str | None:
     """A token in tokenizer_config.json is a text or an object with `content`."""
     if isinstance(value, dict):
         value = cast(dict[str, object], value).get("content")
-    return value if isinstance(value, str) else ""
+    return value if isinstance(value, str) else None
 
 
-@dataclass(frozen=True, slots=True)
-class _AddedTokens:
-    by_text: dict[str, int]
-    template_adds_bos: bool
-
-
-def _declared_tokens(tokenizer_config: Mapping[str, object]) -> _AddedTokens:
-    by_text: dict[str, int] = {}
+def _eos_of_tokenizer(folder: Path) -> int | None:
+    """The id of tokenizer_config.json's eos_token, by its own list of added tokens or else by the one in tokenizer.json."""
+    tokenizer_config = read_json(folder / "tokenizer_config.json") or {}
+    text = _token_text(tokenizer_config.get("eos_token"))
+    if not text:
+        return None
     declared = tokenizer_config.get("added_tokens_decoder")
     if isinstance(declared, dict):
         for token_id, token in cast(dict[str, object], declared).items():
-            if token_id.isdecimal():
-                by_text[_token_text(token)] = int(token_id)
-    return _AddedTokens(by_text, template_adds_bos=False)
-
-
-def _added_tokens(folder: Path, tokenizer_config: Mapping[str, object]) -> _AddedTokens:
-    """The same from tokenizer.json itself, a large file that is parsed only when the small ones leave something open."""
-    tokenizer = read_json(folder / "tokenizer.json") or {}
-    by_text = dict(_declared_tokens(tokenizer_config).by_text)
-    added = tokenizer.get("added_tokens")
+            if token_id.isdecimal() and len(token_id) < 10 and _token_text(token) == text:
+                return int(token_id)
+    added = (read_json(folder / "tokenizer.json") or {}).get("added_tokens")
     for token in cast(list[object], added) if isinstance(added, list) else []:
-        if isinstance(token, dict):
+        if isinstance(token, dict) and _token_text(cast(object, token)) == text:
             token_id = cast(dict[str, object], token).get("id")
-            if isinstance(token_id, int):
-                by_text[_token_text(cast(object, token))] = token_id
-    bos = _token_text(tokenizer_config.get("bos_token"))
-    return _AddedTokens(by_text, template_adds_bos=bool(bos) and _template_starts_with(tokenizer.get("post_processor"), bos))
-
-
-def _template_starts_with(processor: object, token: str) -> bool:
-    if not isinstance(processor, dict):
-        return False
-    fields = cast(dict[str, object], processor)
-    if fields.get("type") == "Sequence":
-        steps = fields.get("processors")
-        return isinstance(steps, list) and any(_template_starts_with(step, token) for step in cast(list[object], steps))
-    single = fields.get("single")
-    if fields.get("type") != "TemplateProcessing" or not isinstance(single, list) or not single:
-        return False
-    first = cast(list[object], single)[0]
-    special = cast(dict[str, object], first).get("SpecialToken") if isinstance(first, dict) else None
-    return isinstance(special, dict) and cast(dict[str, object], special).get("id") == token
+            if isinstance(token_id, int) and token_id >= 0:
+                return token_id
+    return None
 
 
 def _chat_template(folder: Path, tokenizer_config: Mapping[str, object]) -> str | None:

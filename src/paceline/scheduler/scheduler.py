@@ -88,18 +88,11 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queues a request; raises BadInputError if it can never run or its id is in use."""
         num_tokens = len(request.prompt_token_ids)
-        limit = self._facts.max_model_len - 1  # room for one output token
         if request.request_id in self._unfinished:
             raise BadInputError(f"request id {request.request_id!r} is in use by an unfinished request; choose another", param="request_id")
         if num_tokens == 0:
             raise BadInputError("the prompt is empty; give at least one token", param="prompt")
-        if num_tokens > limit:
-            raise BadInputError(
-                f"prompt has {num_tokens:,} tokens, limit {limit:,} (context {limit + 1:,} with one output token); "
-                f"shorten it or start with --max-model-len {1 << num_tokens.bit_length()}",
-                param="prompt",
-                code="context_length_exceeded",
-            )
+        self._facts.check_prompt(num_tokens)
         if request.sampling.max_tokens < 1:
             raise BadInputError(f"max_tokens is {request.sampling.max_tokens}; ask for at least 1", param="max_tokens")
         engine_cap = 0 if self._facts.drafter == "none" else self._facts.max_draft_length

@@ -1,17 +1,19 @@
 """The routes. `create_app` puts the parts together; each route is a few lines that hand over to the part that does the work."""
 
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from paceline import __version__
-from paceline.config import ServerConfig
-from paceline.errors import NotFoundError, PacelineError
+from paceline.config import ServerConfig, is_loopback
+from paceline.errors import BadInputError, NotFoundError, PacelineError
 from paceline.metrics.prometheus import CONTENT_TYPE, Snapshot, render
 from paceline.metrics.requests import RequestMetrics
 from paceline.server.chat import Job, Preparation
@@ -22,9 +24,12 @@ from paceline.server.health import Health, HealthCheck
 from paceline.server.inflight import InFlight
 from paceline.server.openai import answers
 from paceline.server.openai.answers import Envelope
-from paceline.server.openai.errors import ErrorAnswer, answer_for, answer_for_invalid, answer_for_status
-from paceline.server.openai.requests import ChatCompletionRequest, CompletionRequest, GenerationRequest, StreamOptions
+from paceline.server.openai.errors import ENGINE_GONE, ErrorAnswer, answer_for, answer_for_status
+from paceline.server.openai.requests import GenerationRequest, StreamOptions, read_chat_completion, read_completion, schemas
+from paceline.server.origin import check_content_type
 from paceline.server.stream import STOPPING, BodyResponse, StreamResponse
+
+T = TypeVar("T")
 
 
 def create_app(engine: Engine, config: ServerConfig, model_folder: Path, in_flight: InFlight | None = None) -> ASGIApp:
@@ -47,22 +52,24 @@ class Server:
         self._in_flight = in_flight
         self._preparation = Preparation(model_folder, engine.facts, self.model_name, config.engine.seed)
         self._created_s = int(time.time())
-        # strict_content_type off: a body without a content type is taken for JSON. No docs pages: they would load from a CDN.
-        routes = FastAPI(title="Paceline", version=__version__, docs_url=None, redoc_url=None, strict_content_type=False)
+        # No docs pages: they would load from a CDN.
+        routes = FastAPI(title="Paceline", version=__version__, docs_url=None, redoc_url=None)
         self._add_routes(routes)
         self._add_error_handlers(routes)
-        self.app: ASGIApp = Edge(routes, self.metrics)
+        self.app: ASGIApp = Edge(routes, self.metrics, is_local=is_loopback(config.host))
 
     @property
     def has_chat(self) -> bool:
         return self._preparation.has_chat_template
 
     def _add_routes(self, routes: FastAPI) -> None:
-        for path, endpoint in (
-            ("/v1/completions", self.create_completion),
-            ("/v1/chat/completions", self.create_chat_completion),
+        completion, chat_completion, named = schemas("#/components/schemas/{name}")
+        for path, endpoint, schema in (
+            ("/v1/completions", self.create_completion, completion),
+            ("/v1/chat/completions", self.create_chat_completion, chat_completion),
         ):
-            routes.add_api_route(path, endpoint, methods=["POST"], response_class=Response)
+            body = {"required": True, "content": {"application/json": {"schema": schema}}}
+            routes.add_api_route(path, endpoint, methods=["POST"], response_class=Response, openapi_extra={"requestBody": body})
         for path, endpoint in (
             ("/v1/models", self.list_models),
             ("/v1/models/{name:path}", self.get_model),
@@ -71,14 +78,11 @@ class Server:
             ("/metrics", self.get_metrics),
         ):
             routes.add_api_route(path, endpoint, methods=["GET"], response_class=Response)
+        routes.openapi().setdefault("components", {}).setdefault("schemas", {}).update(named)  # kept there, and served as it is
 
     def _add_error_handlers(self, routes: FastAPI) -> None:
         async def on_error(_: Request, error: Exception) -> Response:
             return self._error_response(answer_for(error))
-
-        async def on_invalid(_: Request, error: Exception) -> Response:
-            assert isinstance(error, RequestValidationError)
-            return self._error_response(answer_for_invalid(error.errors(), error.body))
 
         async def on_http_error(request: Request, error: Exception) -> Response:
             assert isinstance(error, HTTPException)
@@ -91,15 +95,16 @@ class Server:
 
         routes.add_exception_handler(PacelineError, on_error)
         routes.add_exception_handler(Exception, on_error)  # raised on by Starlette, logged by the edge
-        routes.add_exception_handler(RequestValidationError, on_invalid)
         routes.add_exception_handler(HTTPException, on_http_error)
 
-    async def create_completion(self, body: CompletionRequest) -> Response:
+    async def create_completion(self, request: Request) -> Response:
         """OpenAI's completions: text or token ids in, text out."""
+        body = await _read(request, read_completion)
         return self._answer(body, await self._preparation.completion(body), is_chat=False)
 
-    async def create_chat_completion(self, body: ChatCompletionRequest) -> Response:
+    async def create_chat_completion(self, request: Request) -> Response:
         """OpenAI's chat completions."""
+        body = await _read(request, read_chat_completion)
         return self._answer(body, await self._preparation.chat(body), is_chat=True)
 
     async def list_models(self) -> Response:
@@ -131,6 +136,8 @@ class Server:
     def _answer(self, body: GenerationRequest, job: Job, is_chat: bool) -> Response:
         if self._in_flight.is_draining:
             return self._error_response(STOPPING)
+        if not self._engine.is_alive:
+            return self._error_response(ENGINE_GONE)
         options = (body.stream_options or StreamOptions()) if body.stream else StreamOptions()
         envelope = Envelope(job.answer_id, self.model_name, int(time.time()), is_chat, has_usage=bool(options.include_usage))
         generation = Generation(self._engine, self._preparation.vocabulary, job, self.metrics, self._config.engine.verification)
@@ -142,6 +149,16 @@ class Server:
         self.metrics.error(error.kind)
         headers = {} if error.retry_after_s is None else {"retry-after": str(error.retry_after_s)}
         return _json(error.body, error.status, headers)
+
+
+async def _read(request: Request, read: Callable[[bytes], T]) -> T:
+    """A request's body by `read`. Raises BadInputError."""
+    check_content_type(request.headers.get("content-type"))
+    try:
+        body = await request.body()
+    except ClientDisconnect:
+        raise BadInputError("the client left before its body was complete") from None
+    return read(body)
 
 
 def _json(body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> Response:

@@ -19,18 +19,17 @@ from paceline.core.facts import EngineFacts
 from paceline.core.request import Request, SamplingParams
 from paceline.errors import BadInputError, NotFoundError
 from paceline.server.detokenize import Vocabulary
-from paceline.server.openai.requests import MAX_PROMPTS, ChatCompletionRequest, CompletionRequest, GenerationRequest, Message
-from paceline.server.openai.unsupported import refuse_unsupported
+from paceline.server.openai.requests import ChatCompletionRequest, CompletionRequest, GenerationRequest, Message
 from paceline.server.template import load_chat_template
 
 T = TypeVar("T")
 
 _NUM_THREADS = 2
 _DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
-_GREEDY_TEMPERATURE = 1e-5  # below this the law is greedy to any float, and dividing by it overflows
-_SEED_MASK = 2**64 - 1
 _TOO_LONG = "context_length_exceeded"
 _EMPTY = "the prompt is empty; give at least one token"
+_DEFAULT_TEMPERATURE = 1.0  # OpenAI's
+_SEEDS = range(-(2**63), 2**64)  # signed and unsigned 64 bits are both in use
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +48,16 @@ class _OutputLimit:
     num_tokens: int | None
     param: str
     default: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Ask:
+    """What all prompts of one HTTP request share. `prompt_param` is the field they came from."""
+
+    body: GenerationRequest
+    prompt_param: str
+    limit: _OutputLimit
+    arrival_s: float
 
 
 class Preparation:
@@ -75,38 +84,42 @@ class Preparation:
         """The job of a chat completion. Raises BadInputError for what this model or version cannot do."""
         arrival_s = time.monotonic()
         self._check(body)
-        for index, message in enumerate(body.messages):
-            refuse_unsupported(message.model_extra or {}, f"messages.{index}")
         self._check_num_chars(sum(len(message.text) for message in body.messages), "messages")
         prompt = await self._in_thread(lambda: self._encode_chat(body.messages))
         if body.max_completion_tokens is not None:
             limit = _OutputLimit(body.max_completion_tokens, "max_completion_tokens")
         else:
             limit = _OutputLimit(body.max_tokens, "max_tokens")
-        answer_id = f"chatcmpl-{uuid.uuid4().hex}"
-        sampling = self._sampling(body, self._max_tokens(len(prompt), "messages", limit))
-        return Job(answer_id, (self._request(answer_id, 0, prompt, sampling, body, arrival_s),), body.stops)
+        return self._job("chatcmpl", [prompt], _Ask(body, "messages", limit, arrival_s))
 
     async def completion(self, body: CompletionRequest) -> Job:
         """The job of a completion. Raises BadInputError for what this model or version cannot do."""
         arrival_s = time.monotonic()
         self._check(body)
-        texts, prompts = _split_prompt(body.prompt)
+        texts, prompts = body.prompts()
+        if "" in texts:  # it may still encode to a BOS token
+            raise BadInputError(_EMPTY, param="prompt")
         if texts:
             for text in texts:
                 self._check_num_chars(len(text), "prompt")
             prompts = await self._in_thread(lambda: self._encode_texts(texts))
-        for prompt in prompts:
-            if not prompt:
-                raise BadInputError(_EMPTY, param="prompt")
-            self._check_token_ids(prompt, "prompt")
         limit = _OutputLimit(body.max_tokens, "max_tokens", _DEFAULT_COMPLETION_TOKENS)
-        answer_id = f"cmpl-{uuid.uuid4().hex}"
-        requests = [
-            self._request(answer_id, index, prompt, self._sampling(body, self._max_tokens(len(prompt), "prompt", limit)), body, arrival_s)
-            for index, prompt in enumerate(prompts)
-        ]
-        return Job(answer_id, tuple(requests), body.stops)
+        return self._job("cmpl", prompts, _Ask(body, "prompt", limit, arrival_s))
+
+    def _job(self, kind: str, prompts: Sequence[list[int]], ask: _Ask) -> Job:
+        answer_id = f"{kind}-{uuid.uuid4().hex}"
+        requests = [self._request(f"{answer_id}-{index}", prompt, ask) for index, prompt in enumerate(prompts)]
+        return Job(answer_id, tuple(requests), ask.body.stops)
+
+    def _request(self, request_id: str, prompt: list[int], ask: _Ask) -> Request:
+        """Every prompt, whatever it was made of, is checked here: the engine trusts its tokens."""
+        if not prompt:
+            raise BadInputError(_EMPTY, param=ask.prompt_param)
+        max_tokens = self._max_tokens(len(prompt), ask)
+        self._check_token_ids(prompt, ask.prompt_param)
+        limit = ask.body.max_draft_length
+        max_draft_length = None if limit is None else min(limit, self._facts.max_draft_length)
+        return Request(request_id, tuple(prompt), self._sampling(ask.body, max_tokens), ask.arrival_s, max_draft_length)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
@@ -118,7 +131,8 @@ class Preparation:
                 param="model",
                 code="model_not_found",
             )
-        refuse_unsupported(body.unknown_fields)
+        if body.seed is not None and body.seed not in _SEEDS:
+            raise BadInputError("seed: must have at most 64 bits", param="seed")
         if body.stream_options is not None and not body.stream:
             raise BadInputError("stream_options only goes with stream: true", param="stream_options")
         self._check_token_ids(body.stop_token_ids or (), "stop_token_ids")
@@ -153,48 +167,33 @@ class Preparation:
     def _encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
         return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(texts, add_special_tokens=True)]
 
-    def _request(
-        self, answer_id: str, index: int, prompt: list[int], sampling: SamplingParams, body: GenerationRequest, arrival_s: float
-    ) -> Request:
-        limit = body.max_draft_length
-        max_draft_length = None if limit is None else min(limit, self._facts.max_draft_length)
-        return Request(f"{answer_id}-{index}", tuple(prompt), sampling, arrival_s, max_draft_length)
-
-    def _max_tokens(self, num_prompt_tokens: int, prompt_param: str, limit: _OutputLimit) -> int:
+    def _max_tokens(self, num_prompt_tokens: int, ask: _Ask) -> int:
         """Output tokens of a prompt: those asked for, else the default. Raises BadInputError if they do not fit the context."""
-        max_model_len = self._facts.max_model_len
-        room = max_model_len - num_prompt_tokens
-        if room < 1:
-            raise BadInputError(
-                f"prompt has {num_prompt_tokens:,} tokens, limit {max_model_len:,}, the answer included; "
-                f"shorten it or start with --max-model-len {_next_size(num_prompt_tokens + 1)}",
-                param=prompt_param,
-                code=_TOO_LONG,
-            )
+        self._facts.check_prompt(num_prompt_tokens, ask.prompt_param)
+        limit, room = ask.limit, self._facts.max_model_len - num_prompt_tokens
         if limit.num_tokens is None:
             return room if limit.default is None else min(room, limit.default)
         if limit.num_tokens > room:
             raise BadInputError(
-                f"prompt has {num_prompt_tokens:,} tokens and {limit.param} is {limit.num_tokens:,}, limit {max_model_len:,} together; "
-                f"ask for at most {room:,}, shorten the prompt or start with a larger --max-model-len",
+                f"prompt has {num_prompt_tokens:,} tokens and {limit.param} is {limit.num_tokens:,}, "
+                f"limit {self._facts.max_model_len:,} together; ask for at most {room:,}, shorten the prompt"
+                f"{self._facts.or_longer_context(num_prompt_tokens + limit.num_tokens)}",
                 param=limit.param,
                 code=_TOO_LONG,
             )
         return limit.num_tokens
 
     def _sampling(self, body: GenerationRequest, max_tokens: int) -> SamplingParams:
-        temperature = 1.0 if body.temperature is None else body.temperature
-        top_k = 0 if body.top_k is None or body.top_k < 0 or body.top_k >= self._facts.vocab_size else body.top_k
         return SamplingParams(
             max_tokens=max_tokens,
-            temperature=0.0 if temperature < _GREEDY_TEMPERATURE else temperature,
-            top_k=top_k,
+            temperature=_DEFAULT_TEMPERATURE if body.temperature is None else body.temperature,
+            top_k=0 if body.top_k is None else body.top_k,
             top_p=1.0 if body.top_p is None else body.top_p,
             min_p=0.0 if body.min_p is None else body.min_p,
-            seed=self._seeds.getrandbits(64) if body.seed is None else body.seed & _SEED_MASK,
+            seed=self._seeds.getrandbits(64) if body.seed is None else body.seed,
             stop_token_ids=tuple(body.stop_token_ids or ()),
             ignore_eos=bool(body.ignore_eos),
-        )
+        ).normalised(self._facts.vocab_size)
 
 
 def _load_tokenizer(path: Path) -> Tokenizer:
@@ -204,28 +203,8 @@ def _load_tokenizer(path: Path) -> Tokenizer:
         raise BadInputError(f"{path} cannot be read as a tokenizer: {error}; convert or fetch the model again") from error
 
 
-def _split_prompt(prompt: str | list[str] | list[int] | list[list[int]]) -> tuple[list[str], list[list[int]]]:
-    """The texts of a prompt, or else its token ids; one of the two lists is empty."""
-    items = [prompt] if isinstance(prompt, str) else prompt
-    texts = [item for item in items if isinstance(item, str)]
-    token_ids = [item for item in items if isinstance(item, list)]
-    if flat := [item for item in items if isinstance(item, int)]:
-        token_ids = [flat]
-    num_prompts = len(texts) + len(token_ids)
-    if num_prompts == 0 or "" in texts:
-        raise BadInputError(_EMPTY, param="prompt")
-    if num_prompts > MAX_PROMPTS:
-        raise BadInputError(f"the request has {num_prompts:,} prompts, limit {MAX_PROMPTS}; send several requests", param="prompt")
-    return texts, token_ids
-
-
 def _template_message(message: Message) -> dict[str, str]:
     """What a template sees of a message. OpenAI's `developer` is the newer name of `system`, which templates know."""
     role = "system" if message.role == "developer" else message.role
     fields = {"role": role, "content": message.text}
     return fields if message.name is None else {**fields, "name": message.name}
-
-
-def _next_size(num_tokens: int) -> int:
-    """The power of two that holds this many tokens."""
-    return 1 << (num_tokens - 1).bit_length()

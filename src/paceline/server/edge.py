@@ -1,4 +1,4 @@
-"""The outermost ASGI layer: a request id on every answer, a limit on bodies, and an answer to every error.
+"""The outermost ASGI layer: a request id on every answer, who may ask, a limit on bodies, and an answer to every error.
 
 Pure ASGI, so that streams pass untouched.
 """
@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.metrics.requests import RequestMetrics
 from paceline.server.openai.errors import ErrorAnswer, answer_for, answer_for_status
+from paceline.server.origin import foreign_header
 from paceline.server.stream import send_error
 
 _log = logging.getLogger(__name__)
@@ -24,11 +25,12 @@ _PLAIN_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")  # a client's own id is echoed 
 
 
 class Edge:
-    """Wraps the application."""
+    """Wraps the application. `is_local`: only programs of this machine may ask."""
 
-    def __init__(self, app: ASGIApp, metrics: RequestMetrics) -> None:
+    def __init__(self, app: ASGIApp, metrics: RequestMetrics, is_local: bool) -> None:
         self._app = app
         self._metrics = metrics
+        self._is_local = is_local
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -46,6 +48,9 @@ class Edge:
                 is_complete = True
             await send(message)
 
+        if self._is_local and (reason := foreign_header(scope["headers"])) is not None:
+            await self._refuse(answer_for_status(403, reason), send_with_id)
+            return
         if _content_length(scope) > MAX_BODY_BYTES:
             await self._refuse(answer_for_status(413, _TOO_LARGE), send_with_id)
             return

@@ -5,12 +5,12 @@ The CLI binds the socket before it loads the model (a taken port must say so at 
 
 import asyncio
 import errno
-import json
+import logging
 import math
 import signal
 import socket
-import sys
 import threading
+import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,10 +24,13 @@ from paceline.server.app import Server
 from paceline.server.engine_port import Engine
 from paceline.server.inflight import InFlight
 from paceline.server.log import configure_logging
+from paceline.server.ready import ready_line, say
+
+_log = logging.getLogger(__name__)
 
 _BACKLOG = 4096  # connections that wait for `accept`; a burst of clients must not be refused
 _LAST_EVENTS_S = 5  # after the shut-down limit, for the error events of what still ran
-_WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - compared, not bound; an address one can connect to instead
+_DEATH_GRACE_S = 3.0  # from the engine's death to the server's end: streams get their error events, probes each second their 503
 
 
 def bind_socket(host: str, port: int) -> socket.socket:
@@ -50,12 +53,6 @@ def bind_socket(host: str, port: int) -> socket.socket:
     return listener
 
 
-def say(line: str) -> None:
-    """Write a line to stdout at once: whoever waits for it may read a pipe."""
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
-
-
 async def run_server(
     engine: Engine,
     config: ServerConfig,
@@ -66,7 +63,7 @@ async def run_server(
     """Serve until SIGTERM, SIGINT or cancellation; running answers then get `config.shutdown_timeout` seconds.
 
     The engine stays the caller's, who closes it. `announce` is called once, with the ready line. Meant for uvloop's event loop.
-    Raises EngineDeadError if the engine fails to warm up, MissingError if the port was taken meanwhile.
+    Raises EngineDeadError if the engine fails to warm up or, a few seconds later, if it dies; MissingError if the port was taken.
     """
     configure_logging(config.log_format)
     in_flight = InFlight()
@@ -82,7 +79,7 @@ async def run_server(
         ws="none",
         lifespan="off",
         log_config=None,
-        log_level="warning",
+        log_level="error",  # its warnings are about what clients send, and a client must not fill the log
         access_log=False,  # costs more than a chunk at load
         proxy_headers=False,
         server_header=False,
@@ -90,7 +87,7 @@ async def run_server(
         timeout_graceful_shutdown=math.ceil(config.shutdown_timeout) + _LAST_EVENTS_S,
     )
     line = ready_line(listener, config.host, server.model_name, server.has_chat)
-    draining = _DrainingServer(uvicorn_config, in_flight, config, lambda: announce(line))
+    draining = _DrainingServer(uvicorn_config, engine, in_flight, config, lambda: announce(line))
     serving = asyncio.create_task(draining.serve([listener]))
     try:
         await asyncio.shield(serving)
@@ -100,30 +97,27 @@ async def run_server(
         raise
     finally:
         listener.close()
-
-
-def ready_line(listener: socket.socket, host: str, model_name: str, has_chat: bool) -> str:
-    """One line that says where the server is and how to try it."""
-    host = _WILDCARDS.get(host, host)
-    url = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
-    body: dict[str, object] = {"model": model_name}
-    if has_chat:
-        path, body["messages"] = "/v1/chat/completions", [{"role": "user", "content": "Say hello."}]
-    else:
-        path, body["prompt"] = "/v1/completions", "Once upon a time"
-    data = json.dumps(body).replace("'", "'\\''")
-    return f"Paceline is ready on {url}  try: curl {url}{path} -H 'Content-Type: application/json' -d '{data}'"
+    if draining.ended_by_death:
+        raise EngineDeadError("the engine has stopped, and the server with it; messages above say why. Start the server again")
 
 
 class _DrainingServer(uvicorn.Server):
-    """uvicorn, but running answers end with an error event when their time is up, and signals do not kill the caller's clean-up."""
+    """uvicorn, but running answers end with an error event when their time is up, and signals do not kill the caller's clean-up.
 
-    def __init__(self, config: uvicorn.Config, in_flight: InFlight, ours: ServerConfig, on_ready: Callable[[], None]) -> None:
+    It ends soon after the engine has died: a process manager can only start again what has ended.
+    """
+
+    def __init__(
+        self, config: uvicorn.Config, engine: Engine, in_flight: InFlight, ours: ServerConfig, on_ready: Callable[[], None]
+    ) -> None:
         super().__init__(config)
+        self.ended_by_death = False
+        self._engine = engine
         self._in_flight = in_flight
         self._ours = ours
         self._on_ready = on_ready
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._death_s: float | None = None  # time.monotonic() when the engine was first seen dead
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
@@ -132,6 +126,16 @@ class _DrainingServer(uvicorn.Server):
         except OSError as error:
             raise _binding_error(error, self._ours.host, self._ours.port) from error
         self._on_ready()
+
+    async def on_tick(self, counter: int) -> bool:
+        """Called by uvicorn ten times a second; True ends serving."""
+        if self._death_s is None and not self._engine.is_alive:
+            self._death_s = time.monotonic()
+            _log.error("the engine has stopped; the server ends in %g s", _DEATH_GRACE_S)
+        if self._death_s is not None and time.monotonic() - self._death_s >= _DEATH_GRACE_S:
+            self.ended_by_death = True
+            return True
+        return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._in_flight.is_draining = True

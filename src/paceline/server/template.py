@@ -17,8 +17,8 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from paceline.errors import BadInputError
+from paceline.models.folder import read_chat_format
 
-_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
 MAX_OUTPUT_CHARS = 16 * 1024 * 1024  # no request of at most 10 MB needs more; a template may loop
 
 
@@ -44,7 +44,7 @@ class ChatTemplate:
         names["strftime_now"] = _strftime_now
         try:
             self._template: Template = environment.from_string(source)
-        except TemplateError as error:
+        except Exception as error:  # beside TemplateError: what a source too deep or too large for the compiler raises
             raise BadInputError(f"the model's chat template is not a valid Jinja template: {error}") from error
         self._special_tokens = dict(special_tokens)
 
@@ -68,14 +68,9 @@ class ChatTemplate:
 
 
 def load_chat_template(folder: Path) -> ChatTemplate | None:
-    """The template of a model folder, or None if it has none: `chat_template.jinja`, else `tokenizer_config.json`."""
-    config = _read_json(folder / "tokenizer_config.json")
-    file = folder / "chat_template.jinja"
-    source = file.read_text(encoding="utf-8") if file.is_file() else _template_of(config.get("chat_template"))
-    if source is None:
-        return None
-    tokens = {**_read_json(folder / "special_tokens_map.json"), **config}
-    return ChatTemplate(source, {name: text for name in _SPECIAL_TOKENS if (text := _token_text(tokens.get(name))) is not None})
+    """The template of a model folder, or None if it has none. Raises BadInputError for one that cannot be used."""
+    chat_format = read_chat_format(folder)
+    return None if chat_format is None else ChatTemplate(chat_format.template, chat_format.special_tokens)
 
 
 class _RefusedByTemplateError(TemplateError):
@@ -99,33 +94,3 @@ def _tojson(
 ) -> str:
     """Jinja's own escapes HTML, which a prompt must not have."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _template_of(value: object) -> str | None:
-    """A template, or the one named default of several."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, list):
-        for entry in cast(list[object], value):
-            if isinstance(entry, dict):
-                named = cast(dict[str, object], entry)
-                if named.get("name") == "default" and isinstance(named.get("template"), str):
-                    return str(named["template"])
-    return None
-
-
-def _token_text(value: object) -> str | None:
-    """A special token as written in the configuration: a string, or an object with `content`."""
-    if isinstance(value, dict):
-        value = cast(dict[str, object], value).get("content")
-    return value if isinstance(value, str) else None
-
-
-def _read_json(path: Path) -> dict[str, object]:
-    if not path.is_file():
-        return {}
-    try:
-        content: object = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise BadInputError(f"{path} is not valid JSON: {error}") from error
-    return cast(dict[str, object], content) if isinstance(content, dict) else {}

@@ -48,13 +48,13 @@ def resolve(model: str, progress: Progress, store: ModelStore | None = None) -> 
     raise unknown_model(model)
 
 
-def resolve_models(config: EngineConfig, progress: Progress) -> tuple[Path, Path | None]:
-    """The folders of the target and of the draft model; None unless `draft` names a model that will be loaded."""
-    target = resolve(config.model_dir or config.model, progress).path
-    if config.speculation == "off" or config.draft in _DRAFTERS_WITHOUT_MODEL:
+def resolve_models(config: EngineConfig, progress: Progress) -> tuple[ModelFolder, ModelFolder | None]:
+    """The target and the draft model; None unless `draft` names a model and something may be drafted."""
+    target = resolve(config.model_dir or config.model, progress)
+    if config.speculation == "off" or config.max_draft_length == 0 or config.draft in _DRAFTERS_WITHOUT_MODEL:
         return target, None
     try:
-        return target, resolve(config.draft, progress).path
+        return target, resolve(config.draft, progress)
     except NotFoundError as error:
         raise BadInputError(f"--draft {config.draft}: it is none of {', '.join(_DRAFTERS_WITHOUT_MODEL)}, and {error}") from error
 

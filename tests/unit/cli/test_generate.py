@@ -50,7 +50,19 @@ def test_a_prompt_beyond_the_context_is_refused_with_the_numbers(folder: Path, c
     assert run(arguments(folder, "--no-chat-template", "--max-model-len", "4")) == 2
     message = capsys.readouterr().err.splitlines()[-1]
     assert "limit 4" in message
-    assert "--max-model-len" in message
+    assert "--max-model-len 16" in message
+    assert run([arguments(folder)[0], "abc " * 600, *arguments(folder, "--no-chat-template")[2:]]) == 2
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert "limit 512" in message
+    assert "--max-model-len" not in message, "the model has no more positions"
+
+
+@pytest.mark.parametrize("options", [["--temperature", "0.000001"], ["--temperature", "1", "--top-k", "1"], ["--top-k", str(2**63 - 1)]])
+def test_options_mean_what_they_mean_over_http(folder: Path, capsys: pytest.CaptureFixture[str], options: list[str]) -> None:
+    assert run(arguments(folder)) == 0
+    greedy = capsys.readouterr().out
+    assert run(arguments(folder, *options)) == 0
+    assert capsys.readouterr().out == greedy
 
 
 def test_a_model_that_does_not_exist_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,6 +20,7 @@ def facts(drafter: str, drafter_page_bytes: int = 0, drafter_weight_bytes: int =
         dtype="bfloat16",
         vocab_size=100,
         max_model_len=8192,
+        max_position_embeddings=8192,
         num_pages=1000,
         page_size=16,
         target_page_bytes=737_280,

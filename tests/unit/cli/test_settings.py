@@ -92,6 +92,20 @@ def test_dashes_underscores_and_the_alias_are_one_flag(capsys: pytest.CaptureFix
     assert (shown["max_batch_size"], sources["max_batch_size"]) == (7, "flag")
 
 
+def test_the_alias_is_a_variable_too(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, file: Path) -> None:
+    monkeypatch.setenv("PACELINE_MAX_NUM_SEQS", "7")
+    shown, sources = show(capsys, "--config", str(file))
+    assert (shown["max_batch_size"], sources["max_batch_size"]) == (7, "variable PACELINE_MAX_NUM_SEQS")
+    assert (shown["block_size"], sources["block_size"]) == (32, f"file {file}")
+    shown, sources = show(capsys, "--max-batch-size", "9")
+    assert (shown["max_batch_size"], sources["max_batch_size"]) == (9, "flag")
+    monkeypatch.setenv("PACELINE_MAX_NUM_SEQS", "many")
+    assert "many" in refused(capsys, "config", "show")
+    monkeypatch.setenv("PACELINE_MAX_NUM_SEQS", "7")
+    monkeypatch.setenv("PACELINE_MAX_BATCH_SIZE", "8")
+    assert "PACELINE_MAX_NUM_SEQS and PACELINE_MAX_BATCH_SIZE are one setting" in refused(capsys, "config", "show")
+
+
 def test_every_setting_is_a_flag_and_a_variable(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     changed = {"host": "127.0.0.2", "model": "m", "model_dir": "d", "draft": "none", "served_model_name": "n", "batch_size": "256"}
     changed |= {"dtype": "float32", "device": "cpu", "speculation": "on", "verification": "ratio", "log_format": "json"}
@@ -127,7 +141,13 @@ def test_batch_size_shows_what_it_sets(capsys: pytest.CaptureFixture[str]) -> No
         (["serve", "--quantization", "int8"], ["--quantization", "bfloat16 or float32"]),
         (["serve", "--tensor_parallel_size=2"], ["--tensor-parallel-size", "one CPU"]),
         (["generate", ""], ["prompt is empty"]),
-        (["generate", "x", "--top-p", "1.5"], ["--top-p", "1.5", "between 0 and 1"]),
+        (["generate", "x", "--top-p", "1.5"], ["--top-p", "1.5", "above 0 and at most 1"]),
+        (["generate", "x", "--top-p", "0"], ["--top-p", "above 0"]),
+        (["generate", "x", "--top-k", "99999999999999999999"], ["--top-k", "99999999999999999999", "between -1 and"]),
+        (["generate", "x", "--temperature", "inf"], ["--temperature", "inf", "between 0 and 100"]),
+        (["chat", "--url", "http://127.0.0.1:1", "--top-p", "0"], ["--top-p", "above 0"]),
+        (["serve", "--shutdown-timeout", "inf"], ["--shutdown-timeout", "inf", "between 0 and 86400"]),
+        (["serve", "--kv-cache-memory-bytes", "9" * 30], ["--kv-cache-memory-bytes"]),
     ],
 )
 def test_a_wrong_command_line_is_one_line_with_the_remedy(

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from paceline.core.progress import SilentProgress
 from paceline.errors import BadInputError, UnsupportedModelError
 from paceline.models.convert import convert_gguf, converted_size_bytes, llama3_frequency_factors, to_bfloat16
-from paceline.models.folder import read_config, read_generation_facts
+from paceline.models.folder import read_chat_format, read_config, read_eos_token_ids
 from paceline.models.spec import read_spec
 from tests.fakes.tiny_gguf import Tensors, make_tiny_gguf
 from tests.fakes.tiny_models import LLAMA3_ROPE_SCALING
@@ -45,10 +45,10 @@ def test_tensors_shape_and_tokens_survive(gguf: Path, architecture: str) -> None
     one, two = (Tokenizer.from_file(str(path / "tokenizer.json")) for path in (source, folder))
     assert two.encode(HARD_TEXT).ids == one.encode(HARD_TEXT).ids
     assert two.decode(two.encode(HARD_TEXT).ids, skip_special_tokens=False) == HARD_TEXT
-    facts = read_generation_facts(folder)
-    assert facts.eos_token_ids == (2, 0)  # the turn's end, and the document's
-    assert not facts.add_bos
-    assert facts.chat_template == read_generation_facts(source).chat_template
+    assert read_eos_token_ids(folder) == (2, 0)  # the turn's end, and the document's
+    chat, original = read_chat_format(folder), read_chat_format(source)
+    assert chat is not None and original is not None
+    assert chat.template == original.template
 
 
 def test_llamas_rows_are_stored_permuted(gguf: Path) -> None:

@@ -6,7 +6,15 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import BadInputError, NotFoundError, UnsupportedModelError
-from paceline.models.folder import check_folder, read_config, read_generation_facts, read_json, read_vocabulary, weight_files
+from paceline.models.folder import (
+    check_folder,
+    read_chat_format,
+    read_config,
+    read_eos_token_ids,
+    read_json,
+    read_vocabulary,
+    weight_files,
+)
 from tests.fakes.tiny_models import make_tiny_model
 
 
@@ -91,57 +99,79 @@ def test_absent_json_is_none(tmp_path: Path) -> None:
     assert read_json(tmp_path / "absent.json") is None
 
 
-def test_facts_of_the_tiny_folder(folder: Path) -> None:
-    facts = read_generation_facts(folder)
-    assert (facts.eos_token_ids, facts.bos_token_id, facts.add_bos) == ((2,), None, False)
-    assert facts.chat_template is not None and "<|im_start|>" in facts.chat_template
-
-
 def test_end_tokens_come_from_the_first_file_that_names_any(folder: Path) -> None:
-    edit(folder / "generation_config.json", eos_token_id=[7, 8])
-    assert read_generation_facts(folder).eos_token_ids == (7, 8)
+    edit(folder / "tokenizer_config.json", eos_token=None)
+    edit(folder / "generation_config.json", eos_token_id=[7, 8, 7])
+    assert read_eos_token_ids(folder) == (7, 8)
     edit(folder / "generation_config.json", eos_token_id=None)
     edit(folder / "config.json", eos_token_id=9)
-    assert read_generation_facts(folder).eos_token_ids == (9,)
+    assert read_eos_token_ids(folder) == (9,)
     edit(folder / "config.json", eos_token_id=None)
-    assert read_generation_facts(folder).eos_token_ids == (2,)
-    edit(folder / "tokenizer_config.json", eos_token=None)
-    assert read_generation_facts(folder).eos_token_ids == ()
+    assert read_eos_token_ids(folder) == ()
 
 
-def test_the_chat_models_own_end_of_turn_is_added(folder: Path) -> None:
+@pytest.mark.parametrize("declared", [None, {"2": {"content": "<|im_end|>"}, "x": {"content": "<|im_end|>"}, "9" * 5000: "<|im_end|>"}])
+def test_the_chat_models_own_end_of_turn_is_added(folder: Path, declared: object) -> None:
+    """It is looked up in the small file, and in tokenizer.json where the small one has no list."""
     edit(folder / "generation_config.json", eos_token_id=0)
-    edit(folder / "tokenizer_config.json", eos_token={"content": "<|im_end|>"}, added_tokens_decoder={"2": {"content": "<|im_end|>"}})
-    assert read_generation_facts(folder).eos_token_ids == (0, 2)
+    edit(folder / "tokenizer_config.json", eos_token={"content": "<|im_end|>"}, added_tokens_decoder=declared)
+    if declared is not None:
+        (folder / "tokenizer.json").unlink()
+    assert read_eos_token_ids(folder) == (0, 2)
+
+
+def test_an_end_of_turn_that_is_no_token_is_left_out(folder: Path) -> None:
+    edit(folder / "tokenizer_config.json", eos_token="<|other|>", added_tokens_decoder={"9" * 5000: "<|other|>"})
+    assert read_eos_token_ids(folder) == (2,)
 
 
 @pytest.mark.parametrize("value", ["2", -1, [1, None], True, 1.0])
 def test_end_tokens_are_checked(folder: Path, value: object) -> None:
     edit(folder / "generation_config.json", eos_token_id=value)
     with pytest.raises(BadInputError, match="eos_token_id must be a token id"):
-        read_generation_facts(folder)
+        read_eos_token_ids(folder)
 
 
-def test_bos_from_the_flag_or_from_the_tokenizers_template(folder: Path) -> None:
-    edit(folder / "tokenizer_config.json", bos_token="<|im_start|>", add_bos_token=None)
-    assert not read_generation_facts(folder).add_bos
-    template = {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<|im_start|>", "type_id": 0}}, {"Sequence": {"id": "A"}}]}
-    for processor in (template, {"type": "Sequence", "processors": [{"type": "ByteLevel"}, template]}):
-        edit(folder / "tokenizer.json", post_processor=processor)
-        facts = read_generation_facts(folder)
-        assert (facts.add_bos, facts.bos_token_id) == (True, 1)
-    edit(folder / "tokenizer_config.json", add_bos_token=False)
-    assert not read_generation_facts(folder).add_bos
+def test_the_chat_format_of_the_tiny_folder(folder: Path) -> None:
+    chat = read_chat_format(folder)
+    assert chat is not None
+    assert "<|im_start|>" in chat.template
+    assert chat.special_tokens == {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
+
+
+def test_special_tokens_of_two_files(folder: Path) -> None:
+    """Old folders keep them in a file of their own, which the newer one wins over."""
+    edit(folder / "special_tokens_map.json", bos_token={"content": "<s>"}, eos_token="loses", cls_token=5, other="x")
+    chat = read_chat_format(folder)
+    assert chat is not None
+    assert chat.special_tokens == {"bos_token": "<s>", "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
 
 
 def test_chat_templates(folder: Path) -> None:
+    def template() -> str | None:
+        chat = read_chat_format(folder)
+        return None if chat is None else chat.template
+
     edit(folder / "tokenizer_config.json", chat_template=[{"name": "rag", "template": "R"}, {"name": "default", "template": "D"}])
-    assert read_generation_facts(folder).chat_template == "D"
+    assert template() == "D"
     (folder / "chat_template.jinja").write_text("J")
-    assert read_generation_facts(folder).chat_template == "J"
+    assert template() == "J"
+    (folder / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(BadInputError, match=r"cannot read .*chat_template\.jinja"):
+        template()
     (folder / "chat_template.jinja").unlink()
+    edit(folder / "tokenizer_config.json", chat_template=[{"name": "rag", "template": "R"}])
+    assert template() is None
     edit(folder / "tokenizer_config.json", chat_template=None)
-    assert read_generation_facts(folder).chat_template is None
+    assert template() is None
+
+
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "special_tokens_map.json"])
+def test_a_deep_file_is_a_bad_input(folder: Path, name: str) -> None:
+    (folder / name).write_bytes(b'{"a":' * 100_000 + b"1" + b"}" * 100_000)
+    (folder / "chat_template.jinja").write_text("J")
+    with pytest.raises(BadInputError, match=name):
+        read_chat_format(folder)
 
 
 def test_vocabulary(folder: Path) -> None:

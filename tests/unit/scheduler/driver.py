@@ -31,6 +31,7 @@ def make_facts(
         dtype="float32",
         vocab_size=11,
         max_model_len=limit,
+        max_position_embeddings=4096,
         num_pages=num_pages,
         page_size=page_size,
         target_page_bytes=1024,

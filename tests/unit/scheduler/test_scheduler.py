@@ -52,7 +52,7 @@ def test_pool_must_hold_one_sequence() -> None:
 
 def test_prompt_too_long_is_refused_with_numbers_and_remedy() -> None:
     driver = toy(facts=make_facts(max_model_len=100))
-    with pytest.raises(BadInputError, match=r"prompt has 100 tokens, limit 99 .*--max-model-len 128") as refusal:
+    with pytest.raises(BadInputError, match=r"prompt has 100 tokens, limit 100, the answer included.*--max-model-len 128") as refusal:
         driver.add(make_request("a", (1,) * 100))
     assert refusal.value.param == "prompt"
     assert refusal.value.code == "context_length_exceeded"

@@ -1,6 +1,7 @@
 """The routes with a fake engine: what a good request becomes, and which limits of the model a bad one meets."""
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -165,6 +166,39 @@ async def test_models(site: Site) -> None:
     assert (await site.get("/v1/models/a/b")).status == 404
 
 
+async def test_no_prompt_reaches_the_engine_with_a_token_that_the_model_lacks(make_site: Callable[..., Site], tmp_path: Path) -> None:
+    """A tokenizer may have more tokens than the embedding has rows; one such token would end the engine for everyone."""
+    folder = make_tiny_model(tmp_path / "model", vocab_size=320)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_special_tokens(["<|extra|>"])
+    assert tokenizer.token_to_id("<|extra|>") == 320
+    tokenizer.save(str(folder / "tokenizer.json"))
+    site = make_site(model_folder=folder)
+    asked: list[tuple[str, str, Any]] = [
+        (CHAT, "messages", [{"role": "user", "content": "hi <|extra|>"}]),
+        (COMPLETIONS, "prompt", "hi <|extra|>"),
+        (COMPLETIONS, "prompt", ["hi", "<|extra|>"]),
+        (COMPLETIONS, "prompt", [5, 320]),
+        (COMPLETIONS, "prompt", [[5], [320]]),
+    ]
+    for path, param, value in asked:
+        answer = await site.post(path, {param: value})
+        assert answer.status == 400
+        error = answer.json()["error"]
+        assert error["param"] == param
+        assert "token id 320 is outside the vocabulary, 0 to 319" in error["message"]
+    assert not site.engine.requests
+
+
+async def test_a_larger_context_is_offered_only_where_the_model_has_one(make_site: Callable[..., Site]) -> None:
+    site = make_site(FakeEngine(facts=replace(FACTS, max_position_embeddings=FACTS.max_model_len)))
+    for body in ({"prompt": [5] * 200}, {"prompt": [5] * 100, "max_tokens": 100}):
+        answer = await site.post(COMPLETIONS, body)
+        assert answer.status == 400
+        assert "shorten" in answer.json()["error"]["message"]
+        assert "--max-model-len" not in answer.json()["error"]["message"]
+
+
 async def test_prompt_too_long_gives_numbers_and_remedy(site: Site) -> None:
     answer = await site.post(COMPLETIONS, {"prompt": [5] * 1130})
     assert answer.status == 400
@@ -187,6 +221,7 @@ async def test_prompt_and_max_tokens_together(site: Site, max_tokens: int, statu
         error = answer.json()["error"]
         assert (error["param"], error["code"]) == ("max_tokens", "context_length_exceeded")
         assert "prompt has 100 tokens and max_tokens is 29, limit 128 together; ask for at most 28" in error["message"]
+        assert error["message"].endswith("shorten the prompt or start with --max-model-len 256")
 
 
 async def test_default_max_tokens_is_clipped_to_the_room(site: Site) -> None:
@@ -253,7 +288,16 @@ async def test_a_tokenizer_that_cuts_is_told_not_to(make_site: Callable[..., Sit
 async def test_openapi_lists_the_routes(site: Site) -> None:
     answer = await site.get("/openapi.json")
     assert answer.status == 200
-    assert {COMPLETIONS, CHAT, "/v1/models", "/health", "/ready", "/metrics"} <= answer.json()["paths"].keys()
+    document = answer.json()
+    assert {COMPLETIONS, CHAT, "/v1/models", "/health", "/ready", "/metrics"} <= document["paths"].keys()
+    for path, name in ((COMPLETIONS, "CompletionRequest"), (CHAT, "ChatCompletionRequest")):
+        body = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        assert body == {"$ref": f"#/components/schemas/{name}"}
+    named = document["components"]["schemas"]
+    top_p = next(kind for kind in named["CompletionRequest"]["properties"]["top_p"]["anyOf"] if kind["type"] == "number")
+    assert (top_p["exclusiveMinimum"], top_p["maximum"]) == (0, 1)
+    references = set(re.findall(r'"\$ref": ?"#/components/schemas/(\w+)"', json.dumps(document)))
+    assert references <= named.keys()
 
 
 async def test_metrics_route(site: Site) -> None:

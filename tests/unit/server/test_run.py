@@ -10,6 +10,8 @@ import subprocess
 import sys
 import textwrap
 import threading
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,8 @@ from tokenizers import Tokenizer
 
 from paceline.config import ServerConfig
 from paceline.errors import BadInputError, EngineDeadError, MissingError
-from paceline.server.run import bind_socket, ready_line, run_server
+from paceline.server import run
+from paceline.server.run import bind_socket, run_server
 from tests.fakes.fake_engine import FakeEngine, Faults
 
 MESSAGES: list[Any] = [{"role": "user", "content": "say it"}]
@@ -35,6 +38,7 @@ class Served:
         self._ready = threading.Event()
         self._make, self._folder, self._config = engine, folder, config
         self.lines: list[str] = []
+        self.error: Exception | None = None
         self.thread = threading.Thread(target=self._run, daemon=True)
 
     def __enter__(self) -> "Served":
@@ -49,7 +53,8 @@ class Served:
         assert not self.thread.is_alive()
 
     def stop(self) -> None:
-        self.loop.call_soon_threadsafe(self._task.cancel)
+        if self.thread.is_alive():
+            self.loop.call_soon_threadsafe(self._task.cancel)
 
     def client(self) -> openai.OpenAI:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=10)
@@ -67,10 +72,21 @@ class Served:
             await self._task
         except asyncio.CancelledError:
             pass
+        except EngineDeadError as error:
+            self.error = error
 
     def _announce(self, line: str) -> None:
         self.lines.append(line)
         self._ready.set()
+
+
+def urlopen_status(url: str) -> int:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return answer.status
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code
 
 
 @pytest.fixture(scope="module")
@@ -164,6 +180,37 @@ def test_the_engines_death_raises_in_the_openai_client(folder: Path) -> None:
             list(stream)
 
 
+def test_after_the_engines_death_the_server_ends_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not before probes and running clients have seen it; with the exit status that makes a process manager start it again."""
+    monkeypatch.setattr(run, "_DEATH_GRACE_S", 1.0)
+    engine = FakeEngine(faults=Faults(hang_after=2))
+    with Served(lambda: engine, folder, ServerConfig(warmup=False)) as served, served.client() as client:
+        stream = iter(client.completions.create(model="fake", prompt=[5, 6, 7, 8], stream=True))
+        next(stream)
+        served.loop.call_soon_threadsafe(engine.kill)
+        with pytest.raises(openai.APIError, match="engine has stopped"):
+            list(stream)
+        assert urlopen_status(f"{served.url}/health") == urlopen_status(f"{served.url}/ready") == 503
+        with pytest.raises(openai.InternalServerError) as refused:
+            client.completions.create(model="fake", prompt=[5])
+        assert (refused.value.status_code, refused.value.code) == (503, "engine_dead")
+        assert served.error is None
+        served.thread.join(5)
+        assert not served.thread.is_alive()
+    assert isinstance(served.error, EngineDeadError)
+    assert served.error.exit_code == 3
+
+
+def test_what_clients_send_does_not_fill_the_log(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+    address = ("127.0.0.1", int(served.url.rsplit(":", 1)[1]))
+    upgrade = b"GET /ready HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n\r\n"
+    for request, status in ((upgrade, b"HTTP/1.1 200"), (b"nonsense\r\n\r\n", b"HTTP/1.1 400")):
+        with socket.create_connection(address, timeout=5) as client:
+            client.sendall(request)
+            assert client.recv(100).startswith(status)
+    assert not caplog.records
+
+
 def test_the_ready_line_is_a_command_that_works(served: Served) -> None:
     """One line; what follows `try:` runs in a shell as it stands."""
     assert len(served.lines) == 1
@@ -174,16 +221,6 @@ def test_the_ready_line_is_a_command_that_works(served: Served) -> None:
     with served.client() as client:
         answer = client.post(words[1], body=body, cast_to=object)
     assert answer["choices"][0]["message"]["content"] == TEXT  # type: ignore[index]
-
-
-@pytest.mark.parametrize(
-    ("host", "shown"), [("0.0.0.0", "http://127.0.0.1:"), ("127.0.0.1", "http://127.0.0.1:"), ("::1", "http://[::1]:")]
-)
-def test_the_ready_lines_address(host: str, shown: str) -> None:
-    with bind_socket("127.0.0.1", 0) as listener:
-        line = ready_line(listener, host, "it's", has_chat=False)
-    assert shown in line
-    assert json.loads(shlex.split(line.split("try: ")[1])[-1])["model"] == "it's"
 
 
 def test_warm_up_failure_is_no_ready_line(folder: Path) -> None:

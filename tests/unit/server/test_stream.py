@@ -253,7 +253,10 @@ async def test_the_engines_death_before_the_answer_began_is_a_500(speak: Callabl
 async def test_a_dead_engine_refuses_at_once(speak: Callable[..., Site]) -> None:
     site = speak()
     site.engine.kill()
-    assert (await site.post(CHAT, chat_body())).status == 500
+    answer = await site.post(CHAT, chat_body())
+    assert answer.status == 503
+    assert answer.json()["error"]["code"] == "engine_dead"
+    assert int(answer.headers["retry-after"]) >= 1
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -69,9 +69,13 @@ def test_output_is_bounded() -> None:
         rendered(source)
 
 
-def test_an_invalid_template_says_so() -> None:
+@pytest.mark.parametrize(
+    "source", ["{% if %}", "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "{{ " + "-" * 5000 + "1 }}", "{{ 1" + "9" * 5000 + " }}"]
+)
+def test_an_invalid_template_says_so(source: str) -> None:
+    """Also one that is too deep for the compiler."""
     with pytest.raises(BadInputError, match="not a valid Jinja template"):
-        ChatTemplate("{% if %}", {})
+        ChatTemplate(source, {})
 
 
 def folder_with(tmp_path: Path, **files: object) -> Path:
@@ -109,3 +113,6 @@ def test_the_file_wins_over_the_configuration(tmp_path: Path) -> None:
 def test_a_broken_configuration_names_the_file(tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match=r"tokenizer_config\.json is not valid JSON"):
         load_chat_template(folder_with(tmp_path, config="{"))
+    deep = '{"a":' * 100_000 + "1" + "}" * 100_000
+    with pytest.raises(BadInputError, match=r"special_tokens_map\.json is not valid JSON"):
+        load_chat_template(folder_with(tmp_path, config="{}", tokens=deep, jinja="x"))

@@ -12,7 +12,7 @@ from paceline.errors import BadInputError, NotFoundError, UnsupportedModelError
 from paceline.models.folder import check_folder
 from paceline.weights import resolve as resolve_module
 from paceline.weights.catalog import CatalogModel
-from paceline.weights.resolve import resolve, resolve_models
+from paceline.weights.resolve import ModelFolder, resolve, resolve_models
 from paceline.weights.store import ModelStore, default_store
 from tests.fakes.recorded_progress import RecordedProgress
 from tests.fakes.tiny_models import make_tiny_model
@@ -112,10 +112,12 @@ def test_mistakes(
 def test_target_and_draft_model(tmp_path: Path, progress: RecordedProgress, monkeypatch: pytest.MonkeyPatch) -> None:
     target, draft = make_tiny_model(tmp_path / "target"), make_tiny_model(tmp_path / "draft", seed=1)
     config = EngineConfig(model="no-such-model", model_dir=str(target), draft=str(draft))
-    assert resolve_models(config, progress) == (target, draft)
-    assert resolve_models(replace(config, speculation="off"), progress) == (target, None)
+    found = ModelFolder("target", target)
+    assert resolve_models(config, progress) == (found, ModelFolder("draft", draft))
+    assert resolve_models(replace(config, speculation="off"), progress) == (found, None)
+    assert resolve_models(replace(config, max_draft_length=0), progress) == (found, None)
     for name in ("none", "ngram"):
-        assert resolve_models(replace(config, draft=name), progress) == (target, None)
+        assert resolve_models(replace(config, draft=name), progress) == (found, None)
     with pytest.raises(BadInputError, match="--draft ngrm: it is none of none, ngram, and there is no model 'ngrm'"):
         resolve_models(replace(config, draft="ngrm"), progress)
 

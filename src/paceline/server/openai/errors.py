@@ -1,17 +1,16 @@
 """Errors in OpenAI's JSON, and which HTTP status each error of the vocabulary has. Nothing here tells how the server works inside."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from paceline.errors import BadInputError, EngineDeadError, MissingError, NotFoundError, PacelineError
 from paceline.metrics.requests import ErrorKind
-from paceline.server.openai.requests import UNION_TAGS
 
 _INVALID = "invalid_request_error"
 _SERVER = "server_error"
 _MAX_MESSAGE_CHARS = 1000
+_RESTART_S = 5  # about what a process manager needs to start the server again
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,25 +50,18 @@ def answer_for(error: BaseException) -> ErrorAnswer:
             return ErrorAnswer(500, ErrorKind.INTERNAL, "internal error; the server's log says more", _SERVER, code="internal")
 
 
+ENGINE_GONE = ErrorAnswer(
+    503,
+    ErrorKind.ENGINE_DEAD,
+    "the engine has stopped, and this server ends in a moment; send the request again once it is back",
+    _SERVER,
+    code="engine_dead",
+    retry_after_s=_RESTART_S,
+)
+"""The answer to requests that come after the engine's death; those it was working on get `answer_for(EngineDeadError)`."""
+
+
 def answer_for_status(status: int, detail: str) -> ErrorAnswer:
     """The answer to what the HTTP layer refuses by itself: unknown path, wrong method, body over the limit."""
     kind = {404: ErrorKind.NOT_FOUND, 413: ErrorKind.TOO_LARGE}.get(status, ErrorKind.BAD_INPUT)
     return ErrorAnswer(status, kind, detail, _INVALID)
-
-
-def answer_for_invalid(errors: Sequence[Mapping[str, object]], body: object) -> ErrorAnswer:
-    """The answer to a body that does not fit the endpoint's model; names the first field at fault. `errors` are pydantic's."""
-    first = errors[0]
-    location, kind, reason = first["loc"], first["type"], str(first["msg"])
-    assert isinstance(location, tuple)
-    if kind == "json_invalid":
-        return ErrorAnswer(400, ErrorKind.BAD_INPUT, f"the body is not valid JSON (at character {location[-1]})", _INVALID)
-    path: list[str] = [str(part) for part in location[1:] if part not in UNION_TAGS]  # pyright: ignore[reportUnknownVariableType,reportUnknownArgumentType]
-    if not path:
-        if isinstance(body, bytes):
-            reason = "send JSON with the header Content-Type: application/json"
-        return ErrorAnswer(400, ErrorKind.BAD_INPUT, f"the body must be a JSON object: {reason}", _INVALID)
-    param = ".".join(path)
-    if kind == "literal_error":
-        reason += "; other values are not supported by this version"
-    return ErrorAnswer(400, ErrorKind.BAD_INPUT, f"{param}: {reason}", _INVALID, param)

@@ -1,95 +1,67 @@
-"""Request bodies as pydantic models: strict types and ranges that need no knowledge of the model. Everything else is `chat.py`'s.
+"""Request bodies: the types and ranges of their fields, as far as they need no knowledge of the model. Everything else is `chat.py`'s.
 
-Fields that are not named here are kept aside: `unsupported.py` refuses those that would change the answer and ignores the rest.
+msgspec checks while it reads, stops at the first fault and builds nothing that no field asks for. So a body of the largest size, good
+or bad, holds the event loop for a tenth of a second or two; a JSON parser in front of a validator takes seconds and gigabytes.
 """
 
-from typing import Annotated, Literal
+import re
+from typing import Annotated, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag
+import msgspec
+from msgspec import Meta, Raw, Struct
+
+from paceline.config import MAX_INT, AnswerConfig, settings
+from paceline.errors import BadInputError
+from paceline.server.openai.unsupported import refuse_unsupported
+
+T = TypeVar("T")
 
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 256
 MAX_PROMPTS = 64
+MAX_PROMPT_TOKEN_IDS = 1 << 20  # of all prompts of a request together
 MAX_MESSAGES = 4096
-_MAX_INT = 2**63 - 1
+MAX_PARTS = 4096
 
 
-def _check_unicode(text: str) -> str:
-    """JSON can spell half a surrogate pair, which is no character and cannot be encoded."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"character {error.start} is half of a surrogate pair, which is not valid Unicode") from None
-    return text
+def _range_of(name: str) -> Meta:
+    """The range that `config.py` gives to a field of AnswerConfig."""
+    limits = next(item.metadata for item, _ in settings(AnswerConfig) if item.name == name)
+    if limits["above"] is not None:
+        return Meta(gt=limits["above"], le=limits["high"])
+    return Meta(ge=limits["low"], le=limits["high"])
 
 
-Text = Annotated[str, AfterValidator(_check_unicode)]
-StopString = Annotated[Text, Field(min_length=1, max_length=MAX_STOP_CHARS)]
-StopStrings = Annotated[list[StopString], Field(max_length=MAX_STOPS)]
-TokenId = Annotated[int, Field(ge=0, le=_MAX_INT)]
+TokenId = Annotated[int, Meta(ge=0, le=MAX_INT)]
+StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
+StopStrings = Annotated[list[StopString], Meta(max_length=MAX_STOPS)]
+OutputTokens = Annotated[int, _range_of("max_tokens")]
 
 
-def _kind_of_stop(value: object) -> str:
-    return "strings" if isinstance(value, list) else "string"
-
-
-def _kind_of_prompt(value: object) -> str:
-    """Which of the four forms of a prompt this is, told by its first element: errors then name the element at fault."""
-    if not isinstance(value, list):
-        return "string"
-    first: object = value[0] if value else ""  # pyright: ignore[reportUnknownVariableType]
-    if isinstance(first, list):
-        return "token-id lists"
-    return "strings" if isinstance(first, str) else "token ids"
-
-
-def _kind_of_content(value: object) -> str:
-    return "parts" if isinstance(value, list) else "string"
-
-
-UNION_TAGS = frozenset({"string", "strings", "token ids", "token-id lists", "parts"})  # appear in pydantic's error locations
-
-Stop = Annotated[
-    Annotated[StopString, Tag("string")] | Annotated[StopStrings, Tag("strings")],
-    Discriminator(_kind_of_stop),
-]
-Prompt = Annotated[
-    Annotated[Text, Tag("string")]
-    | Annotated[list[Text], Tag("strings")]
-    | Annotated[list[TokenId], Tag("token ids")]
-    | Annotated[list[list[TokenId]], Tag("token-id lists")],
-    Discriminator(_kind_of_prompt),
-]
-
-
-class StreamOptions(BaseModel):
+class StreamOptions(Struct, frozen=True, gc=False):
     """What a stream carries beside the text."""
-
-    model_config = ConfigDict(strict=True, extra="ignore")
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
 
 
-class GenerationRequest(BaseModel):
+class GenerationRequest(Struct, frozen=True, kw_only=True):
     """What both endpoints share. `None` is the same as leaving a field out."""
 
-    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
-
-    model: Text | None = None
-    max_tokens: Annotated[int | None, Field(ge=1, le=_MAX_INT)] = None
-    temperature: Annotated[float | None, Field(ge=0, le=100)] = None
-    top_p: Annotated[float | None, Field(gt=0, le=1)] = None
-    top_k: Annotated[int | None, Field(ge=-1, le=_MAX_INT)] = None  # 0 and -1: off
-    min_p: Annotated[float | None, Field(ge=0, le=1)] = None
-    seed: Annotated[int | None, Field(ge=-(2**63), le=2**64 - 1)] = None
-    stop: Stop | None = None
-    stop_token_ids: Annotated[list[TokenId] | None, Field(max_length=MAX_STOP_TOKEN_IDS)] = None
+    model: str | None = None
+    max_tokens: OutputTokens | None = None
+    temperature: Annotated[float, _range_of("temperature")] | None = None
+    top_p: Annotated[float, _range_of("top_p")] | None = None
+    top_k: Annotated[int, _range_of("top_k")] | None = None
+    min_p: Annotated[float, _range_of("min_p")] | None = None
+    seed: int | None = None
+    stop: StopString | StopStrings | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    max_draft_length: Annotated[int | None, Field(ge=0, le=_MAX_INT)] = None  # 0: no speculation for this request
+    max_draft_length: Annotated[int, Meta(ge=0, le=MAX_INT)] | None = None  # 0: no speculation for this request
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -97,49 +69,121 @@ class GenerationRequest(BaseModel):
             return ()
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
-    @property
-    def unknown_fields(self) -> dict[str, object]:
-        """Fields of the body that this model does not name, unparsed."""
-        return self.model_extra or {}
+
+_PROMPT_SCHEMA = {
+    "anyOf": [
+        {"type": "string"},
+        {"type": "array", "items": {"type": "string"}, "maxItems": MAX_PROMPTS},
+        {"type": "array", "items": {"type": "integer", "minimum": 0}},
+        {"type": "array", "items": {"type": "array", "items": {"type": "integer", "minimum": 0}}, "maxItems": MAX_PROMPTS},
+    ]
+}
+_LIST_START = re.compile(rb"\s*\[\s*(.)", re.DOTALL)
 
 
-class CompletionRequest(GenerationRequest):
+class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
     """`POST /v1/completions`."""
 
-    prompt: Prompt
+    prompt: Annotated[Raw, Meta(extra_json_schema=_PROMPT_SCHEMA)]  # one of four forms, told apart by `prompts`
+
+    def prompts(self) -> tuple[list[str], list[list[int]]]:
+        """The texts of the prompt, or else its token ids; one of the two lists is empty. Raises BadInputError.
+
+        The first element tells which of the forms it is, so that an error names the element at fault.
+        """
+        body = bytes(self.prompt)
+        start = _LIST_START.match(body)
+        if start is None:
+            return [_decode(body, str, "prompt")], []
+        if start[1] == b'"':
+            texts = _decode(body, list[str], "prompt")
+            _check_num_prompts(len(texts))
+            return texts, []
+        _check_token_ids(body)
+        if start[1] == b"[":
+            return [], _decode(body, list[list[TokenId]], "prompt")
+        return [], [_decode(body, list[TokenId], "prompt")]
 
 
-class TextPart(BaseModel):
+class TextPart(Struct, frozen=True, gc=False):
     """One part of a message; only text is understood."""
 
-    model_config = ConfigDict(strict=True, extra="ignore")
-
     type: Literal["text"]
-    text: Text
+    text: str
 
 
-Content = Annotated[
-    Annotated[Text, Tag("string")] | Annotated[list[TextPart], Tag("parts")],
-    Discriminator(_kind_of_content),
-]
-
-
-class Message(BaseModel):
+class Message(Struct, frozen=True, gc=False):
     """One turn. Tool calls and tool results are refused: their text would be missing from the prompt."""
 
-    model_config = ConfigDict(strict=True, extra="allow")
-
     role: Literal["system", "developer", "user", "assistant"]
-    content: Content
-    name: Text | None = None
+    content: str | Annotated[list[TextPart], Meta(max_length=MAX_PARTS)]
+    name: str | None = None
 
     @property
     def text(self) -> str:
         return self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
 
 
-class ChatCompletionRequest(GenerationRequest):
+class ChatCompletionRequest(GenerationRequest, frozen=True, kw_only=True):
     """`POST /v1/chat/completions`."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
-    max_completion_tokens: Annotated[int | None, Field(ge=1, le=_MAX_INT)] = None  # wins over max_tokens, its old name
+    messages: Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    max_completion_tokens: OutputTokens | None = None  # wins over max_tokens, its old name
+
+
+def read_completion(body: bytes) -> CompletionRequest:
+    """The body of `POST /v1/completions`. Raises BadInputError naming the first field at fault."""
+    request = _decode(body, CompletionRequest)
+    refuse_unsupported(body, is_chat=False)
+    return request
+
+
+def read_chat_completion(body: bytes) -> ChatCompletionRequest:
+    """The body of `POST /v1/chat/completions`. Raises BadInputError naming the first field at fault."""
+    request = _decode(body, ChatCompletionRequest)
+    refuse_unsupported(body, is_chat=True)
+    return request
+
+
+def schemas(ref_template: str) -> tuple[dict[str, object], dict[str, object], dict[str, object]]:
+    """JSON schemas for the description of the interface: the two bodies', and what they refer to by name."""
+    (completion, chat), named = msgspec.json.schema_components((CompletionRequest, ChatCompletionRequest), ref_template=ref_template)
+    return completion, chat, named
+
+
+def _check_token_ids(body: bytes) -> None:
+    """Refuse too many before any is built: where there is no text, every bracket and comma is structure, and can be counted."""
+    _check_num_prompts(body.count(b"[") - 1)
+    num_token_ids = body.count(b",") + 1
+    if num_token_ids > MAX_PROMPT_TOKEN_IDS:
+        raise BadInputError(f"the request has {num_token_ids:,} token ids, limit {MAX_PROMPT_TOKEN_IDS:,}; send fewer", param="prompt")
+
+
+def _check_num_prompts(num_prompts: int) -> None:
+    if num_prompts > MAX_PROMPTS:
+        raise BadInputError(f"the request has {num_prompts:,} prompts, limit {MAX_PROMPTS}; send several requests", param="prompt")
+
+
+def _decode(body: bytes, kind: type[T], field: str = "") -> T:
+    """`body` as `kind`; `field` is where it stands in the request. Raises BadInputError."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise _invalid(str(error), field) from None
+    except msgspec.DecodeError as error:
+        raise BadInputError(f"the body is not valid JSON: {str(error).removeprefix('JSON is malformed: ')}") from None
+    except RecursionError:
+        raise BadInputError("the body is nested too deeply") from None
+
+
+def _invalid(message: str, field: str) -> BadInputError:
+    """msgspec's words, with the path in them as OpenAI's `param`: "Expected `int` - at `$.stop[1]`" is about `stop.1`."""
+    reason, _, path = message.rpartition(" - at `$") if message.endswith("`") and " - at `$" in message else (message, "", "")
+    param = (field + re.sub(r"\[(\d+)\]", r".\1", path.removesuffix("`"))).removeprefix(".")
+    if missing := re.fullmatch(r"Object missing required field `(\w+)`", reason):
+        param, reason = f"{param}.{missing[1]}".removeprefix("."), "the field is missing"
+    if reason.startswith("Invalid enum value"):
+        reason += "; other values are not supported by this version"
+    if not param:
+        return BadInputError(f"the body must be a JSON object: {reason}")
+    return BadInputError(f"{param}: {reason}", param=param)

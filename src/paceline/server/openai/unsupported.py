@@ -4,7 +4,9 @@ A request that asks for one is refused: silence would give another answer than t
 in `requests.py` have no effect on the answer (`user`, `metadata`, `store`, `service_tier` ...) and are ignored.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable
+
+import msgspec
 
 from paceline.errors import BadInputError
 
@@ -55,16 +57,40 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "conversation_id": (),
 }
 _NEUTRAL_IN_MESSAGE: dict[str, tuple[object, ...]] = {"tool_calls": ([],), "function_call": (), "tool_call_id": (), "audio": ()}
+_MAX_NEUTRAL_BYTES = 100  # no value that asks for nothing is longer; others are not even parsed
 
 
-def refuse_unsupported(fields: Mapping[str, object], where: str = "") -> None:
-    """Raise BadInputError for the first of a body's unknown fields that would change the answer."""
-    for name, value in fields.items():
-        neutral = (_NEUTRAL_IN_MESSAGE if where else _NEUTRAL).get(name)
-        if neutral is None or value is None or any(_is_same(value, other) for other in neutral):
-            continue
-        path = f"{where}.{name}" if where else name
+def _absent_fields(names: Iterable[str]) -> list[tuple[str, type, msgspec.Raw]]:
+    return [(name, msgspec.Raw, msgspec.Raw(b"null")) for name in names]
+
+
+# Only the fields named above, and these unparsed: whatever else a body holds is skipped.
+_Body = msgspec.defstruct("_Body", _absent_fields(_NEUTRAL))
+_Message = msgspec.defstruct("_Message", _absent_fields(_NEUTRAL_IN_MESSAGE))
+_ChatBody = msgspec.defstruct("_ChatBody", [("messages", list[_Message])], bases=(_Body,), kw_only=True)  # pyright: ignore[reportInvalidTypeForm]
+
+
+def refuse_unsupported(body: bytes, is_chat: bool) -> None:
+    """Raise BadInputError for the first field of a valid body that would change the answer if this version had it."""
+    fields = msgspec.structs.asdict(msgspec.json.decode(body, type=_ChatBody if is_chat else _Body))
+    for name, neutral in _NEUTRAL.items():
+        _refuse_unless_neutral(name, fields[name], neutral)
+    for index, message in enumerate(fields.get("messages", ())):
+        for name, value in msgspec.structs.asdict(message).items():
+            _refuse_unless_neutral(f"messages.{index}.{name}", value, _NEUTRAL_IN_MESSAGE[name])
+
+
+def _refuse_unless_neutral(path: str, raw: msgspec.Raw, neutral: tuple[object, ...]) -> None:
+    encoded = bytes(raw)
+    if encoded != b"null" and (len(encoded) > _MAX_NEUTRAL_BYTES or not any(_is_same(_value(encoded), other) for other in neutral)):
         raise BadInputError(f"{path} is not supported by this version; leave it out", param=path, code="unsupported_parameter")
+
+
+def _value(encoded: bytes) -> object:
+    try:
+        return msgspec.json.decode(encoded)
+    except msgspec.DecodeError:  # a number out of range or broken text, which skipping over it did not notice
+        return encoded  # equals no value of JSON
 
 
 def _is_same(value: object, neutral: object) -> bool:

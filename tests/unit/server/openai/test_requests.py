@@ -11,9 +11,9 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
 BAD_BOTH: list[tuple[dict[str, Any], str]] = [
     ({"temperature": -0.1}, "temperature"), ({"temperature": 101}, "temperature"), ({"temperature": "warm"}, "temperature"),
-    ({"temperature": True}, "temperature"), ({"temperature": float("nan")}, "temperature"), ({"temperature": float("inf")}, "temperature"),
+    ({"temperature": True}, "temperature"),
     ({"temperature": 10**400}, "temperature"),
-    ({"top_p": 0}, "top_p"), ({"top_p": 1.01}, "top_p"), ({"top_p": "1"}, "top_p"), ({"top_p": float("nan")}, "top_p"),
+    ({"top_p": 0}, "top_p"), ({"top_p": 1.01}, "top_p"), ({"top_p": "1"}, "top_p"),
     ({"top_k": -2}, "top_k"), ({"top_k": 1.5}, "top_k"), ({"top_k": True}, "top_k"),
     ({"min_p": -0.1}, "min_p"), ({"min_p": 1.1}, "min_p"),
     ({"max_tokens": 0}, "max_tokens"), ({"max_tokens": -5}, "max_tokens"), ({"max_tokens": 1.0}, "max_tokens"),
@@ -44,7 +44,7 @@ BAD_PROMPTS: list[tuple[Any, str]] = [
     (5, "prompt"), ({"text": "x"}, "prompt"), (["a", 1], "prompt.1"), ([1, "a"], "prompt.1"), ([[1], "a"], "prompt.1"),
     ([True], "prompt.0"), ([1.5], "prompt.0"), ([-1], "prompt.0"), ([320], "prompt"), ([[5], [10**30]], "prompt.1.0"),
     ([[[1]]], "prompt.0.0"), ([None], "prompt.0"),
-    (["x"] * 65, "prompt"), ([[5]] * 65, "prompt"),
+    (["x"] * 65, "prompt"), ([[5]] * 65, "prompt"), ([5] * 128, "prompt"),
 ]  # fmt: skip
 
 
@@ -72,6 +72,23 @@ BAD_MESSAGES: list[tuple[Any, str]] = [
 async def test_bad_messages(site: Site, messages: Any, param: str) -> None:
     answer = await site.post(CHAT, {"messages": messages})
     assert_refused(site, answer.status, answer.json(), param)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "words"),
+    [
+        (COMPLETIONS, {}, "prompt: the field is missing"),
+        (CHAT, {"messages": [{"role": "user"}]}, "messages.0.content: the field is missing"),
+        (CHAT, {"messages": [{"role": "boss", "content": "x"}]}, "'boss'; other values are not supported by this version"),
+        (COMPLETIONS, {"prompt": "x", "top_p": 0}, "top_p: Expected `float` > 0"),
+        (COMPLETIONS, [], "the body must be a JSON object: Expected `object`, got `array`"),
+        (COMPLETIONS, {"prompt": [[5]] * 65}, "65 prompts, limit 64"),
+    ],
+)
+async def test_a_refusal_says_what_is_wrong(site: Site, path: str, body: Any, words: str) -> None:
+    answer = await site.post(path, body)
+    assert answer.status == 400
+    assert words in answer.json()["error"]["message"]
 
 
 def assert_refused(site: Site, status: int, body: Any, param: str) -> None:

@@ -28,6 +28,7 @@ UNSUPPORTED: list[tuple[str, Any]] = [
     ("logprobs", 1), ("top_logprobs", 5), ("n", 2), ("n", 10**9), ("n", True), ("best_of", 4), ("tools", [{"type": "function"}]),
     ("tool_choice", "required"), ("response_format", {"type": "json_object"}), ("min_tokens", 3), ("echo", True), ("suffix", "x"),
     ("guided_json", {}), ("chat_template", "{{ 1 }}"), ("chat_template_kwargs", {"a": 1}), ("modalities", ["audio"]),
+    ("tools", [{}] * 1000), ("response_format", {"type": "text", "x": "y" * 1000}),
     ("skip_special_tokens", False), ("conversation_id", "c1"), ("prompt_embeds", "AAAA"), ("reasoning_effort", "high"),
 ]  # fmt: skip
 
