@@ -31,9 +31,7 @@ class EngineConfig:
     model: str = _setting("smollm2-135m-instruct", "A name from `paceline models list`, a folder, or a .gguf file.")
     model_dir: str | None = _setting(None, "The model as a folder; wins over the model's name.")
     device: Literal["auto", "cpu"] = _setting("auto", "Where the model runs.")
-    dtype: Literal["auto", "float32", "bfloat16"] = _setting(
-        "auto", "Number format of the weights; auto is bfloat16. KV is float32."
-    )
+    dtype: Literal["auto", "float32", "bfloat16"] = _setting("auto", "Number format of the weights; auto is bfloat16. KV is float32.")
     draft: str = _setting("ngram", "Who proposes tokens: none, ngram, or a model (name, folder or .gguf file).")
     max_draft_length: int = _setting(5, "Most tokens proposed per step (K).", low=0, high=64)
     speculation: Literal["auto", "on", "off"] = _setting("auto", "Off loads no drafter.")

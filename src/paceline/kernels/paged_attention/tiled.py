@@ -66,14 +66,10 @@ class PagedAttention(torch.nn.Module):
         """One query token of each row of a group over a padded copy of the rows' keys and values: `[rows, Hq * d]`."""
         mask = layout.group_masks[group]
         num_rows, longest = mask.size(0), mask.size(2)
-        zeros = torch.zeros([2, self.num_kv_heads, longest, self.head_dim])
-        parts: list[torch.Tensor] = []
-        for row in layout.groups[group]:
-            parts.append(self.keys_and_values(pages, layout, row))
-            if layout.kv_lens[row] < longest:
-                parts.append(zeros.narrow(2, 0, longest - layout.kv_lens[row]))
-        size = [2, self.num_kv_heads * num_rows, longest, self.head_dim]
-        group_kv = torch.cat(parts, 2).view(size)
+        by_page = pages.view(2, self.num_kv_heads, -1, layout.page_size * self.head_dim)
+        copy = by_page.index_select(2, layout.group_pages[group]).view(2, self.num_kv_heads, -1, self.head_dim)
+        copy.index_fill_(2, layout.group_tails[group], 0.0)  # what other rows left in the pages may be infinite
+        group_kv = copy.view(2, self.num_kv_heads * num_rows, longest, self.head_dim)
         queries = self.group_queries(qkv)
         scores = torch.bmm(queries, group_kv.select(0, 0).transpose(1, 2))
         scores.view(self.num_kv_heads, num_rows, -1, longest).add_(mask)

@@ -34,7 +34,9 @@ class PassLayout(NamedTuple):
     page_size: int
     groups: list[list[int]]  # short one-token rows that attend together
     group_tokens: list[torch.Tensor]  # per group: their tokens [rows] i64
-    group_masks: list[torch.Tensor]  # per group: [rows, 1, longest] f32, -inf beyond a row's keys
+    group_pages: list[torch.Tensor]  # per group: page ids [rows * P] i64, P for each row, its own first one repeated at the end
+    group_tails: list[torch.Tensor]  # per group: keys of those pages that are beyond their row's [N] i64, as row * P * page_size + key
+    group_masks: list[torch.Tensor]  # per group: [rows, 1, P * page_size] f32, -inf beyond a row's keys
     lone_rows: list[int]  # the other rows
 
 
@@ -56,7 +58,9 @@ def pass_layout(batch: Batch, page_size: int, max_keys: int) -> PassLayout:
         else:
             starts.append(-1)
             pages.append(torch.tensor(page_ids))
-    groups = _groups(batch, max_keys)
+    groups = _groups(batch, page_size, max_keys)
+    padded = [_padded_pages(batch, group, page_size) for group in groups]
+    is_tail = [_is_tail(batch, group, page_size) for group in groups]
     grouped = {row for group in groups for row in group}
     return PassLayout(
         token_ids=batch.token_ids,
@@ -72,7 +76,9 @@ def pass_layout(batch: Batch, page_size: int, max_keys: int) -> PassLayout:
         page_size=page_size,
         groups=groups,
         group_tokens=[torch.tensor([batch.query_start_host[row] for row in group]) for group in groups],
-        group_masks=[_mask([batch.kv_lens_host[row] for row in group]) for group in groups],
+        group_pages=padded,
+        group_tails=[tail.flatten().nonzero().squeeze(1) for tail in is_tail],
+        group_masks=[torch.zeros(tail.shape).masked_fill_(tail, -torch.inf).unsqueeze(1) for tail in is_tail],
         lone_rows=[row for row in range(len(starts)) if row not in grouped],
     )
 
@@ -86,24 +92,41 @@ def _write_start(batch: Batch, kv_starts: list[int]) -> int:
     return -1
 
 
-def _groups(batch: Batch, max_keys: int) -> list[list[int]]:
+def _groups(batch: Batch, page_size: int, max_keys: int) -> list[list[int]]:
     """One-token rows, those of like length together, in groups whose padded keys do not exceed `max_keys`."""
-    query_start, kv_lens = batch.query_start_host, batch.kv_lens_host
-    rows = [row for row in range(len(kv_lens)) if query_start[row + 1] - query_start[row] == 1]
+    query_start = batch.query_start_host
+    num_keys = [_num_pages(kv_len, page_size) * page_size for kv_len in batch.kv_lens_host]
+    rows = [row for row in range(len(num_keys)) if query_start[row + 1] - query_start[row] == 1]
     if len(rows) < _MIN_GROUP:
         return []
-    if max(kv_lens[row] for row in rows) * len(rows) <= max_keys:
+    if max(num_keys[row] for row in rows) * len(rows) <= max_keys:
         return [rows]
-    rows.sort(key=kv_lens.__getitem__, reverse=True)
+    rows.sort(key=num_keys.__getitem__, reverse=True)
     groups: list[list[int]] = []
     start = 0
     while start < len(rows):
-        size = max(max_keys // kv_lens[rows[start]], 1)
+        size = max(max_keys // num_keys[rows[start]], 1)
         groups.append(rows[start : start + size])
         start += size
     return [group for group in groups if len(group) >= _MIN_GROUP]
 
 
-def _mask(kv_lens: list[int]) -> torch.Tensor:
-    keys = torch.arange(max(*kv_lens, MIN_KEYS))
-    return torch.zeros(len(kv_lens), len(keys)).masked_fill_(keys >= torch.tensor(kv_lens).unsqueeze(1), -torch.inf).unsqueeze(1)
+def _num_pages(num_keys: int, page_size: int) -> int:
+    return -(-max(num_keys, MIN_KEYS) // page_size)
+
+
+def _padded_pages(batch: Batch, group: list[int], page_size: int) -> torch.Tensor:
+    width = _num_pages(max(batch.kv_lens_host[row] for row in group), page_size)
+    pages: list[int] = []
+    for row in group:
+        own = batch.page_ids_host[row]
+        pages.extend(own)
+        pages.extend(own[:1] * (width - len(own)))
+    return torch.tensor(pages)
+
+
+def _is_tail(batch: Batch, group: list[int], page_size: int) -> torch.Tensor:
+    """`[rows, P * page_size]` bool."""
+    kv_lens = torch.tensor([batch.kv_lens_host[row] for row in group])
+    keys = torch.arange(_num_pages(int(kv_lens.max()), page_size) * page_size)
+    return keys >= kv_lens.unsqueeze(1)

@@ -49,19 +49,26 @@ def test_prompt_chunks_and_drafts_stay_alone_beside_a_group() -> None:
 def test_rows_of_like_length_share_a_group_of_bounded_size() -> None:
     rows = [(1, n) for n in (300, 20, 310, 25, 305, 30, 22)]
     got = layout(*rows, max_keys=1000)
-    assert got.groups == [[2, 4, 0], [5, 3, 6, 1]]
+    assert got.groups == [[2, 4, 0], [1, 3, 5, 6]]
     assert got.lone_rows == []
     assert all(mask.shape[0] * mask.shape[2] <= 1000 for mask in got.group_masks)
-    assert layout(*rows, max_keys=100).groups == [[5, 3, 6]]
+    assert layout(*rows, max_keys=100).groups == [[1, 3, 5]]
 
 
 def test_the_mask_hides_what_pads_a_row() -> None:
-    (mask,) = layout((1, 3), (1, 20), (1, 7)).group_masks
-    assert mask.shape == (3, 1, 20)
+    got = layout((1, 3), (1, 20), (1, 7))
+    (mask,), (pages,), (tails,) = got.group_masks, got.group_pages, got.group_tails
+    assert mask.shape == (3, 1, 32), "whole pages"
     assert [int((row == 0).sum()) for row in mask] == [3, 20, 7]
     assert torch.isinf(mask[0, 0, 3:]).all()
-    (short,) = layout((1, 3), (1, 2), (1, 7)).group_masks
-    assert short.shape == (3, 1, 16), "a product takes 16 keys at least"
+    assert pages.tolist() == [0, 0, 1, 2, 3, 3]
+    assert tails.tolist() == torch.isinf(mask).flatten().nonzero().squeeze(1).tolist()
+
+
+def test_a_group_has_the_keys_that_a_product_takes() -> None:
+    inputs = [RowInput([0], n - 1, [row], 1) for row, n in enumerate((3, 2, 4))]
+    (mask,) = pass_layout(build_batch(inputs, 4), 4, 1000).group_masks
+    assert mask.shape == (3, 1, 16)
 
 
 def test_the_bound_is_in_bytes_of_keys_and_values() -> None:
