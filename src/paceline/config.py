@@ -62,6 +62,9 @@ class ServerConfig:
     served_model_name: str | None = _setting(None, "Model name in the API; unset: the model's own.")
     batch_size: str = _setting("dynamic", "dynamic: between min-batch-size and max-batch-size; a number sets both.")
     insecure: bool = _setting(False, "Allow an address that other machines reach although the server asks for no key.")
+    allowed_hosts: str | None = _setting(
+        None, "On a loopback address: names, separated by commas, that requests may have as Host or Origin besides localhost."
+    )
     shutdown_timeout: float = _setting(30.0, "Seconds that running requests get after SIGTERM.", low=0, high=86400)
     log_format: Literal["console", "json"] = _setting("console", "Shape of log lines.")
     warmup: bool = _setting(True, "Run one request before the first user's.")

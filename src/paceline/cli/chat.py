@@ -206,10 +206,9 @@ class _StartError(PacelineError):
 
 
 def as_flags(config: ServerConfig) -> list[str]:
-    """The command line that gives this configuration."""
-    usual = values(ServerConfig())
-    changed = {name: value for name, value in values(config).items() if value != usual[name]}
-    return [f"{flag(name)}={str(value).lower() if isinstance(value, bool) else value}" for name, value in changed.items()]
+    """The command line that gives this configuration, whatever the environment says."""
+    given = {name: value for name, value in values(config).items() if value is not None}
+    return [f"{flag(name)}={str(value).lower() if isinstance(value, bool) else value}" for name, value in given.items()]
 
 
 def _converse(connection: Connection, answer: AnswerConfig) -> int:

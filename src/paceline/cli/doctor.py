@@ -79,14 +79,14 @@ def cache_lines() -> Iterator[str]:
 def model_lines(config: EngineConfig) -> list[str]:
     """Load the configured model as `serve` would and say what came of it. Raises what loading raises."""
     from paceline.executor.load import load_executor
-    from paceline.speculative.drafter import DRAFTERS
+    from paceline.weights.resolve import needs_draft_model
 
     name = config.model_dir or config.model
     folder, draft_folder = local_folder(name), None
-    wants_draft = config.speculation != "off" and config.draft not in DRAFTERS
-    if wants_draft:
+    has_draft_model = needs_draft_model(config)
+    if has_draft_model:
         draft_folder = local_folder(config.draft)
-    missing = name if folder is None else config.draft if wants_draft and draft_folder is None else None
+    missing = name if folder is None else config.draft if has_draft_model and draft_folder is None else None
     if folder is None or missing is not None:
         return [f"model     {missing} is not here yet; `paceline models pull {missing}` fetches it, then this shows kernels and memory"]
     with ConsoleProgress() as progress:

@@ -23,7 +23,7 @@ ABSENT = {
     "api_keys_file": "no keys; it listens on this machine only",
     "control_share": "no switchback measurement",
     "gpu_memory_utilization": "CPU memory, set by --kv-cache-memory-bytes",
-    "kv_cache_dtype": "KV in the model's --dtype",
+    "kv_cache_dtype": "KV in float32",
     "max_concurrent_requests": "a queue, with --max-batch-size requests running at once",
     "metrics_port": "/metrics on --port",
     "quantization": "weights in --dtype bfloat16 or float32",

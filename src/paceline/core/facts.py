@@ -56,4 +56,6 @@ class EngineFacts:
         """The end of a remedy: ` or start with --max-model-len N` for this many tokens, nothing if the model has fewer positions."""
         if num_tokens > self.max_position_embeddings:
             return ""
-        return f" or start with --max-model-len {min(1 << (num_tokens - 1).bit_length(), self.max_position_embeddings)}"
+        length = min(1 << (num_tokens - 1).bit_length(), self.max_position_embeddings)
+        memory = " and a larger --kv-cache-memory-bytes" if length > self.num_pages * self.page_size else ""
+        return f" or start with --max-model-len {length}{memory}"

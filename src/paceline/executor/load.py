@@ -103,7 +103,7 @@ def _eos_token_ids(folder: Path, vocab_size: int) -> tuple[int, ...]:
         if token_id >= vocab_size:
             raise BadInputError(
                 f"{folder} names the end token {token_id:,}, and its model has {vocab_size:,} tokens, 0 to {vocab_size - 1:,}; "
-                "correct eos_token_id in generation_config.json or config.json, or fetch the folder again"
+                "correct eos_token_id in generation_config.json or config.json or eos_token in tokenizer_config.json, or fetch it again"
             )
     return token_ids
 

@@ -23,7 +23,6 @@ def allocate_kv(spec: ModelSpec, num_pages: int, page_size: int) -> KvPages:
     shape = (spec.num_layers, 2, spec.num_kv_heads, num_pages * page_size, spec.head_dim)
     try:
         # numpy's zeros come from the operating system and cost no memory until they are written; torch's are written at once.
-        # Zeros it must be: attention multiplies what it masks by 0, so every byte read has to be a finite number.
         return KvPages(torch.as_tensor(np.zeros(shape, np.float32)), page_size)
     except (MemoryError, ValueError) as error:
         needed = num_pages * page_bytes(spec, page_size)

@@ -56,7 +56,8 @@ class Server:
         routes = FastAPI(title="Paceline", version=__version__, docs_url=None, redoc_url=None)
         self._add_routes(routes)
         self._add_error_handlers(routes)
-        self.app: ASGIApp = Edge(routes, self.metrics, is_local=is_loopback(config.host))
+        allowed_hosts = frozenset(name.strip().lower() for name in (config.allowed_hosts or "").split(","))
+        self.app: ASGIApp = Edge(routes, self.metrics, is_loopback(config.host), allowed_hosts)
 
     @property
     def has_chat(self) -> bool:

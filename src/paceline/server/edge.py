@@ -25,12 +25,13 @@ _PLAIN_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")  # a client's own id is echoed 
 
 
 class Edge:
-    """Wraps the application. `is_local`: only programs of this machine may ask."""
+    """Wraps the application. `is_local`: only programs of this machine may ask, or those that ask for one of `allowed_hosts`."""
 
-    def __init__(self, app: ASGIApp, metrics: RequestMetrics, is_local: bool) -> None:
+    def __init__(self, app: ASGIApp, metrics: RequestMetrics, is_local: bool, allowed_hosts: frozenset[str]) -> None:
         self._app = app
         self._metrics = metrics
         self._is_local = is_local
+        self._allowed_hosts = allowed_hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -48,7 +49,7 @@ class Edge:
                 is_complete = True
             await send(message)
 
-        if self._is_local and (reason := foreign_header(scope["headers"])) is not None:
+        if self._is_local and (reason := foreign_header(scope["headers"], self._allowed_hosts)) is not None:
             await self._refuse(answer_for_status(403, reason), send_with_id)
             return
         if _content_length(scope) > MAX_BODY_BYTES:

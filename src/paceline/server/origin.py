@@ -16,19 +16,22 @@ _JSON = re.compile(r"application/([a-z0-9.+-]+\+)?json", re.IGNORECASE)
 _MAX_SHOWN_CHARS = 100
 
 
-def foreign_header(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
-    """What to tell a request that does not come from this machine, by its headers; None for one that does, or that does not say."""
+def foreign_header(headers: Iterable[tuple[bytes, bytes]], allowed_hosts: frozenset[str]) -> str | None:
+    """What to tell a request that does not come from this machine, by its headers; None for one that does, or that does not say.
+
+    `allowed_hosts` are names, in lower case, that count as this machine's.
+    """
     for name, value in headers:
         text = value.decode("latin-1")
-        if name == b"host" and not _is_ours(text):
+        if name == b"host" and not _is_ours(text, allowed_hosts):
             return (
                 f"the header Host names {text[:_MAX_SHOWN_CHARS]!r}, and this server listens on this machine only; "
-                "ask for localhost, or let the proxy in front send Host: localhost"
+                "ask for localhost, or start with --allowed-hosts and that name"
             )
-        if name == b"origin" and not _is_ours(text.removeprefix("http://").removeprefix("https://")):
+        if name == b"origin" and not _is_ours(text.removeprefix("http://").removeprefix("https://"), allowed_hosts):
             return (
                 f"the header Origin names {text[:_MAX_SHOWN_CHARS]!r}, and this server takes no requests of web pages from elsewhere; "
-                "put a proxy in front that decides which pages may ask and removes Origin"
+                "start with --allowed-hosts and its name if it may ask"
             )
     return None
 
@@ -40,6 +43,6 @@ def check_content_type(value: str | None) -> None:
         raise BadInputError(f"the content type is {given}; send JSON with the header Content-Type: application/json")
 
 
-def _is_ours(host: str) -> bool:
+def _is_ours(host: str, allowed_hosts: frozenset[str]) -> bool:
     match = _HOST.fullmatch(host)
-    return match is not None and is_loopback(match[1].lower())
+    return match is not None and (is_loopback(match[1].lower()) or match[1].lower() in allowed_hosts)

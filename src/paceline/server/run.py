@@ -139,7 +139,10 @@ class _DrainingServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._in_flight.is_draining = True
-        timer = asyncio.get_running_loop().call_later(self._ours.shutdown_timeout, self._in_flight.interrupt_all)
+        running_s = self._ours.shutdown_timeout
+        if self.ended_by_death:  # nothing that still runs can come to a good end; clients that do not read must not hold the process
+            running_s, self.config.timeout_graceful_shutdown = 0, _LAST_EVENTS_S
+        timer = asyncio.get_running_loop().call_later(running_s, self._in_flight.interrupt_all)
         try:
             await super().shutdown(sockets)
         finally:

@@ -48,10 +48,15 @@ def resolve(model: str, progress: Progress, store: ModelStore | None = None) -> 
     raise unknown_model(model)
 
 
+def needs_draft_model(config: EngineConfig) -> bool:
+    """Whether `draft` names a model and something may be drafted."""
+    return config.speculation != "off" and config.max_draft_length > 0 and config.draft not in _DRAFTERS_WITHOUT_MODEL
+
+
 def resolve_models(config: EngineConfig, progress: Progress) -> tuple[ModelFolder, ModelFolder | None]:
-    """The target and the draft model; None unless `draft` names a model and something may be drafted."""
+    """The target and the draft model, if one is needed."""
     target = resolve(config.model_dir or config.model, progress)
-    if config.speculation == "off" or config.max_draft_length == 0 or config.draft in _DRAFTERS_WITHOUT_MODEL:
+    if not needs_draft_model(config):
         return target, None
     try:
         return target, resolve(config.draft, progress)

@@ -9,11 +9,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+import yaml
 
 from paceline.cli import chat
 from paceline.cli.chat import Connection, as_flags, started_server
 from paceline.cli.main import run
-from paceline.config import EngineConfig, ServerConfig
+from paceline.config import EngineConfig, ServerConfig, values
 from paceline.errors import BadInputError, EngineDeadError, MissingError
 from tests.fakes.tiny_models import make_tiny_model
 
@@ -214,10 +215,13 @@ def test_what_is_no_url_is_refused(url: str) -> None:
         Connection(url)
 
 
-def test_a_started_server_gets_the_flags_that_were_given() -> None:
-    assert as_flags(ServerConfig()) == []
+def test_a_started_server_gets_the_flags_that_were_given(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """All of them: the variables that are set for this program are set for the server too, and flags are stronger."""
     given = ServerConfig(EngineConfig(model="x", max_draft_length=3, enable_prefix_caching=False), port=9)
-    assert as_flags(given) == ["--model=x", "--max-draft-length=3", "--enable-prefix-caching=false", "--port=9"]
+    assert {"--model=x", "--max-draft-length=3", "--enable-prefix-caching=false", "--port=9", "--max-batch-size=256"} <= {*as_flags(given)}
+    monkeypatch.setenv("PACELINE_MAX_BATCH_SIZE", "8")
+    assert run(["config", "show", *as_flags(given)]) == 0
+    assert yaml.safe_load(capsys.readouterr().out) == values(given)
 
 
 def test_a_started_server_is_asked_where_it_listens(

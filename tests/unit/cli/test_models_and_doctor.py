@@ -79,3 +79,12 @@ def test_the_first_processors_features_are_read(tmp_path: Path) -> None:
     assert "avx512_vnni" in lacks
     assert "avx2" not in lacks.split(", ")
     assert len(list(doctor.cpu_lines(tmp_path / "missing"))) == 3
+
+
+def test_doctor_needs_the_draft_model_where_serve_does(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "tiny")
+    common = ["doctor", "--model", str(folder), "--kv-cache-memory-bytes", "1000000", "--draft", "qwen2.5-coder-0.5b-instruct"]
+    assert run(common) == 0
+    assert "qwen2.5-coder-0.5b-instruct is not here yet" in capsys.readouterr().out
+    assert run([*common, "--max-draft-length", "0"]) == 0
+    assert "not here yet; `paceline models pull qwen2.5" not in capsys.readouterr().out

@@ -7,7 +7,7 @@ import pytest
 from paceline.errors import BadInputError
 from tests.fakes.fake_engine import FACTS
 
-SMALL = replace(FACTS, max_model_len=128, max_position_embeddings=1000)
+SMALL = replace(FACTS, max_model_len=128, max_position_embeddings=1000, num_pages=100, page_size=16)
 
 
 def refusal(num_tokens: int) -> str:
@@ -30,3 +30,10 @@ def test_the_flag_is_offered_up_to_the_models_own_limit(num_tokens: int, flag: i
 @pytest.mark.parametrize("num_tokens", [1000, 5000])
 def test_beyond_it_only_a_shorter_prompt_helps(num_tokens: int) -> None:
     assert refusal(num_tokens).endswith("; shorten it")
+
+
+def test_more_kv_memory_is_asked_for_where_it_is_short() -> None:
+    with pytest.raises(BadInputError, match=r"start with --max-model-len 256$"):
+        replace(SMALL, num_pages=16).check_prompt(200)
+    with pytest.raises(BadInputError, match=r"start with --max-model-len 256 and a larger --kv-cache-memory-bytes$"):
+        replace(SMALL, num_pages=15).check_prompt(200)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from paceline.core.program import ModelSpec, OpKind
 from paceline.forward.inputs import RowInput, build_batch
-from paceline.kernels.primitives.layout import pass_layout
+from paceline.kernels.primitives.layout import PassLayout, pass_layout
 from tests.fakes.random_model import F32, prepare_op, random_spec
 
 HEADS = [(4, 2, 16), (9, 3, 64), (14, 2, 64), (6, 3, 128), (4, 4, 64), (3, 1, 64), (8, 1, 32), (7, 7, 32)]
@@ -106,6 +106,27 @@ def test_rows_of_a_batch_do_not_see_each_other() -> None:
     assert torch.equal(module(qkv, kv, layout), torch.cat(expected))
 
 
+def together(module: torch.nn.Module, sequences: list[Rows], page_size: int, max_keys: int) -> tuple[torch.Tensor, PassLayout]:
+    """The last token of every sequence in one pass, on scattered pages; what no sequence wrote is not a number."""
+    num_pages = NUM_PAGES * PAGE_SIZE // page_size
+    kv = torch.full_like(sequences[0].kv[:, :, :, : num_pages * page_size], torch.nan)
+    inputs: list[RowInput] = []
+    free = random.Random(max_keys).sample(range(num_pages), num_pages)
+    for rows in sequences:
+        page_ids = [free.pop() for _ in range(-(-rows.length // page_size))]
+        inputs.append(RowInput([0], rows.length - 1, page_ids, 0))
+        new = build_batch([RowInput([0] * rows.length, 0, page_ids, 0)], page_size).write_slots
+        old = build_batch([RowInput([0] * rows.length, 0, rows.page_ids, 0)], PAGE_SIZE).write_slots
+        kv[:, :, :, new] = rows.kv[:, :, :, old]
+    layout = pass_layout(build_batch(inputs, page_size), page_size, max_keys)
+    return module(torch.cat([rows.qkv[-1:] for rows in sequences]), kv, layout), layout
+
+
+def assert_bits_of_lone_rows(module: torch.nn.Module, sequences: list[Rows], got: torch.Tensor) -> None:
+    for row, rows in enumerate(sequences):
+        assert torch.equal(got[row], rows.attend(module, rows.length - 1, rows.length)[0]), f"{rows.length} keys"
+
+
 @pytest.mark.parametrize("num_threads", [1, 2])
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 @pytest.mark.parametrize("max_keys", [1008, 450, 200])
@@ -114,21 +135,23 @@ def test_grouped_rows_have_the_bits_of_lone_ones(heads: tuple[int, int, int], ma
     torch.set_num_threads(num_threads)
     spec = attention_spec(heads)
     module = prepare_op(spec, OpKind.PAGED_ATTENTION, F32).module
-    lengths = (3, 141, 17, 16, 64, 1, 130)
-    sequences = [Rows(spec, length, True, seed=length) for length in lengths]
-    kv = torch.full_like(sequences[0].kv, torch.nan)
-    inputs: list[RowInput] = []
-    free = random.Random(max_keys).sample(range(NUM_PAGES), NUM_PAGES)
-    for rows in sequences:
-        page_ids = [free.pop() for _ in rows.page_ids]
-        inputs.append(RowInput([0], rows.length - 1, page_ids, 0))
-        new, old = (build_batch([RowInput([0] * rows.length, 0, ids, 0)], PAGE_SIZE).write_slots for ids in (page_ids, rows.page_ids))
-        kv[:, :, :, new] = rows.kv[:, :, :, old]
-    layout = pass_layout(build_batch(inputs, PAGE_SIZE), PAGE_SIZE, max_keys)
+    sequences = [Rows(spec, length, True, seed=length) for length in (3, 141, 17, 16, 64, 1, 130)]
+    got, layout = together(module, sequences, PAGE_SIZE, max_keys)
     assert len(layout.groups) == {1008: 1, 450: 2, 200: 1}[max_keys]
-    got = module(torch.cat([rows.qkv[-1:] for rows in sequences]), kv, layout)
-    for row, rows in enumerate(sequences):
-        assert torch.equal(got[row], rows.attend(module, rows.length - 1, rows.length)[0]), f"{rows.length} keys"
+    assert_bits_of_lone_rows(module, sequences, got)
+
+
+@pytest.mark.parametrize("page_size", [1, 5, 16, 24, 64])
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+@pytest.mark.parametrize("length", [127, 128, 129, 130, 131, 256, 257, 259])
+def test_padding_beyond_a_split_of_the_keys_changes_no_bit(heads: tuple[int, int, int], length: int, page_size: int) -> None:
+    """A lone row's last split may have a single key; in a group zeros follow it, up to a whole split more."""
+    spec = attention_spec(heads)
+    module = prepare_op(spec, OpKind.PAGED_ATTENTION, F32).module
+    sequences = [Rows(spec, other, True, seed=other) for other in (length, 20, 262)]
+    got, layout = together(module, sequences, page_size, 10_000)
+    assert layout.groups == [[0, 1, 2]]
+    assert_bits_of_lone_rows(module, sequences, got)
 
 
 @pytest.mark.parametrize("length", [3, 40])

@@ -220,6 +220,17 @@ async def test_an_open_servers_names_are_its_operators(make_site: Callable[..., 
         assert (await site.get("/nope", headers=headers)).status == 404
 
 
+async def test_names_that_the_operator_allows_may_ask(make_site: Callable[..., Site]) -> None:
+    site = make_site(config=ServerConfig(allowed_hosts="host.docker.internal, Chat.Example"))
+    for host in ("host.docker.internal:8000", "chat.example", "CHAT.example:443", "localhost"):
+        for headers in ({"host": host}, {"origin": f"https://{host}"}):
+            assert (await site.get("/v1/models", headers=headers)).status == 200
+    for host in ("chat.example.evil", "docker.internal", ""):
+        answer = await site.get("/v1/models", headers={"host": host})
+        assert answer.status == 403
+        assert "--allowed-hosts" in answer.json()["error"]["message"]
+
+
 CONTENT_TYPES = [
     "application/x-www-form-urlencoded",
     "text/plain",

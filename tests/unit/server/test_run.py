@@ -59,6 +59,9 @@ class Served:
     def client(self) -> openai.OpenAI:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=10)
 
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", int(self.url.rsplit(":", 1)[1])), timeout=5)
+
     def _run(self) -> None:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             self.loop = runner.get_loop()
@@ -201,11 +204,23 @@ def test_after_the_engines_death_the_server_ends_too(folder: Path, monkeypatch: 
     assert served.error.exit_code == 3
 
 
+def test_a_client_that_hangs_does_not_hold_a_server_whose_engine_died(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "_DEATH_GRACE_S", 0.2)
+    monkeypatch.setattr(run, "_LAST_EVENTS_S", 1)
+    engine = FakeEngine()
+    upload = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{"
+    with Served(lambda: engine, folder, ServerConfig(warmup=False, shutdown_timeout=60)) as served, served.connect() as client:
+        client.sendall(upload)
+        served.loop.call_soon_threadsafe(engine.kill)
+        served.thread.join(5)
+        assert not served.thread.is_alive()
+    assert isinstance(served.error, EngineDeadError)
+
+
 def test_what_clients_send_does_not_fill_the_log(served: Served, caplog: pytest.LogCaptureFixture) -> None:
-    address = ("127.0.0.1", int(served.url.rsplit(":", 1)[1]))
     upgrade = b"GET /ready HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n\r\n"
     for request, status in ((upgrade, b"HTTP/1.1 200"), (b"nonsense\r\n\r\n", b"HTTP/1.1 400")):
-        with socket.create_connection(address, timeout=5) as client:
+        with served.connect() as client:
             client.sendall(request)
             assert client.recv(100).startswith(status)
     assert not caplog.records
