@@ -15,6 +15,7 @@ class FinishReason(StrEnum):
 
     STOP = "stop"
     LENGTH = "length"
+    TIMEOUT = "timeout"
     ABORT = "abort"
     ERROR = "error"
 

@@ -94,6 +94,10 @@ _TABLE = (
         "last delta - arrival; speculative: the request verified at least one draft token", Source.REQUESTS, ("type",), _REQUEST_S,
     ),
     Metric("llm_throughput_requests_per_second", Kind.GAUGE, "requests/s", "requests finished in the last 30 s / 30 s", Source.REQUESTS),
+    Metric(
+        "paceline_chunk_gap_seconds", Kind.HISTOGRAM, "s", "time between two deltas of a request, however many tokens they hold: what a "
+        "client sees between chunks; the time per token is vllm:inter_token_latency_seconds", Source.REQUESTS, (), _PER_TOKEN_S,
+    ),
     Metric("paceline_step_seconds", Kind.SUMMARY, "s", "time of engine steps by phase; total is all of it", Source.ENGINE, ("phase",)),
     Metric("paceline_errors_total", Kind.COUNTER, "errors", "error answers by kind", Source.REQUESTS, ("kind",)),
 )  # fmt: skip

@@ -22,6 +22,9 @@ class ErrorKind(StrEnum):
     BAD_INPUT = "bad_input"
     NOT_FOUND = "not_found"
     TOO_LARGE = "too_large"
+    TIMEOUT = "timeout"
+    SLOW_READER = "slow_reader"  # no answer: the connection was cut
+    BUSY = "busy"
     UNAVAILABLE = "unavailable"
     ENGINE_DEAD = "engine_dead"
     ENGINE_FAILED = "engine_failed"
@@ -49,6 +52,10 @@ class Histogram:
             total += count
             result.append(("+Inf" if bound is None else str(float(bound)), total))
         return result
+
+    @property
+    def count(self) -> int:
+        return sum(self._counts)
 
     @property
     def sum(self) -> float:
@@ -81,6 +88,8 @@ class RequestMetrics:
         self.histograms = {
             metric.name: Histogram(metric.buckets) for metric in CATALOG.values() if metric.kind is Kind.HISTOGRAM and not metric.labels
         }
+        self._chunk_gap = self.histograms["paceline_chunk_gap_seconds"]  # these two are filled once a step
+        self._token_time = self.histograms["vllm:inter_token_latency_seconds"]
         latency = CATALOG["llm_latency_seconds"].buckets
         self.latency_by_type = {"speculative": Histogram(latency), "baseline": Histogram(latency)}
 
@@ -91,10 +100,11 @@ class RequestMetrics:
     def next_tokens(self, gap_s: float, num_tokens: int) -> None:
         """A later delta of `num_tokens` came `gap_s` after the one before: each token took an equal share."""
         if num_tokens:
-            self.histograms["vllm:inter_token_latency_seconds"].observe(gap_s / num_tokens, num_tokens)
+            self._chunk_gap.observe(gap_s)
+            self._token_time.observe(gap_s / num_tokens, num_tokens)
 
     def finished(self, request: FinishedRequest) -> None:
-        """A request ended. Latencies are observed for answers only; aborted and failed requests are only counted."""
+        """A request ended. Latencies are observed for answers only; aborted, late and failed requests are only counted."""
         self.finished_by_reason[request.finish_reason] += 1
         if request.finish_reason not in (FinishReason.STOP, FinishReason.LENGTH):
             return

@@ -28,7 +28,7 @@ INTERFACE = {
     "histogram": [
         "vllm:time_to_first_token_seconds", "vllm:inter_token_latency_seconds", "vllm:request_time_per_output_token_seconds",
         "vllm:e2e_request_latency_seconds", "vllm:request_queue_time_seconds", "vllm:request_prefill_time_seconds",
-        "vllm:request_decode_time_seconds", "llm_latency_seconds",
+        "vllm:request_decode_time_seconds", "llm_latency_seconds", "paceline_chunk_gap_seconds",
     ],
     "summary": ["paceline_step_seconds"],
 }  # fmt: skip
@@ -106,6 +106,10 @@ def test_no_creation_times(text: str) -> None:
         'vllm:time_to_first_token_seconds_bucket{engine="0",le="0.06",model_name="m"} 1.0',
         'vllm:inter_token_latency_seconds_count{engine="0",model_name="m"} 2.0',
         'vllm:request_time_per_output_token_seconds_sum{engine="0",model_name="m"} 0.05',
+        'vllm:inter_token_latency_seconds_bucket{engine="0",le="0.01",model_name="m"} 2.0',
+        "paceline_chunk_gap_seconds_count 1.0",
+        "paceline_chunk_gap_seconds_sum 0.02",
+        'paceline_chunk_gap_seconds_bucket{le="0.015"} 0.0',
         'llm_latency_seconds_count{type="speculative"} 1.0',
         'llm_latency_seconds_count{type="baseline"} 0.0',
         'paceline_step_seconds_sum{phase="forward"} 4.0',

@@ -37,9 +37,21 @@ def test_tokens_of_one_step_share_its_time() -> None:
     assert abs(histogram.sum - 0.040) < 1e-12
 
 
+def test_the_gap_between_chunks_is_published_apart() -> None:
+    """What a client sees between chunks says nothing of the time per token, and the other way round."""
+    metrics = RequestMetrics()
+    metrics.next_tokens(0.040, 4)
+    metrics.next_tokens(0.010, 1)
+    gaps, tokens = metrics.histograms["paceline_chunk_gap_seconds"], metrics.histograms["vllm:inter_token_latency_seconds"]
+    assert (gaps.count, tokens.count) == (2, 5)
+    assert (dict(gaps.cumulative())["0.01"], dict(tokens.cumulative())["0.01"]) == (1, 5)
+    assert abs(gaps.sum - tokens.sum) < 1e-12
+
+
 def test_a_delta_without_tokens_is_no_token() -> None:
     metrics = RequestMetrics()
     metrics.next_tokens(0.5, 0)
+    assert metrics.histograms["paceline_chunk_gap_seconds"].count == 0
     assert metrics.histograms["vllm:inter_token_latency_seconds"].cumulative()[-1] == ("+Inf", 0)
 
 
@@ -64,13 +76,15 @@ def test_latency_is_told_apart_by_speculation() -> None:
     assert metrics.latency_by_type["baseline"].sum == 5.0
 
 
-def test_failed_and_aborted_requests_are_counted_without_latency() -> None:
+def test_failed_late_and_aborted_requests_are_counted_without_latency() -> None:
     metrics = RequestMetrics()
     metrics.finished(finished(FinishReason.ABORT))
     metrics.finished(finished(FinishReason.ERROR))
+    metrics.finished(finished(FinishReason.TIMEOUT))
     assert metrics.finished_by_reason == {
         FinishReason.STOP: 0,
         FinishReason.LENGTH: 0,
+        FinishReason.TIMEOUT: 1,
         FinishReason.ABORT: 1,
         FinishReason.ERROR: 1,
     }
