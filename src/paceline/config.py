@@ -65,6 +65,10 @@ class ServerConfig:
     allowed_hosts: str | None = _setting(
         None, "On a loopback address: names, separated by commas, that requests may have as Host or Origin besides localhost."
     )
+    max_concurrent_requests: int | None = _setting(
+        None, "Requests that are answered at once, those that wait included; others get 503. Unset: no limit.", low=1, high=2**20
+    )
+    request_timeout: float | None = _setting(None, "Seconds from a request's arrival to its end; unset: no limit.", above=0, high=86400)
     shutdown_timeout: float = _setting(30.0, "Seconds that running requests get after SIGTERM.", low=0, high=86400)
     log_format: Literal["console", "json"] = _setting("console", "Shape of log lines.")
     warmup: bool = _setting(True, "Run one request before the first user's.")

@@ -39,6 +39,7 @@ class Connection:
         self.reading.set()
         self._arrived = asyncio.Condition()
         self._parts = list(parts)
+        path, _, query = path.partition("?")
         scope = {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},
@@ -48,7 +49,7 @@ class Connection:
             "path": path,
             "raw_path": path.encode(),
             "root_path": "",
-            "query_string": b"",
+            "query_string": query.encode(),
             "headers": [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()],
             "client": ("127.0.0.1", 1),
             "server": ("127.0.0.1", 8000),

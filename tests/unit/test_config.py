@@ -58,6 +58,22 @@ def test_what_is_no_number_of_seconds_is_refused(timeout: float) -> None:
         settle_server(ServerConfig(shutdown_timeout=timeout))
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"request_timeout": 0.0}, "--request-timeout is 0.0; it must be above 0 and at most 86400"),
+        ({"request_timeout": float("nan")}, "--request-timeout"),
+        ({"request_timeout": float("inf")}, "--request-timeout"),
+        ({"max_concurrent_requests": 0}, "--max-concurrent-requests is 0; it must be between 1 and"),
+        ({"max_concurrent_requests": 10**9}, "--max-concurrent-requests"),
+    ],
+)
+def test_limits_of_requests_have_ranges(change: dict[str, float], words: str) -> None:
+    with pytest.raises(BadInputError, match=words):
+        settle_server(replace(ServerConfig(), **change))
+    settle_server(ServerConfig(request_timeout=0.5, max_concurrent_requests=1))
+
+
 def test_every_number_has_two_ends() -> None:
     for kind in (ServerConfig, AnswerConfig):
         for item, hint in settings(kind):

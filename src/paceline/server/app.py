@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -21,15 +22,29 @@ from paceline.server.edge import Edge
 from paceline.server.engine_port import Engine
 from paceline.server.generation import Generation
 from paceline.server.health import Health, HealthCheck
+from paceline.server.infer import InferRequest, InferResponse, InferStream, read_infer
 from paceline.server.inflight import InFlight
+from paceline.server.limits import RequestLimits
 from paceline.server.openai import answers
 from paceline.server.openai.answers import Envelope
-from paceline.server.openai.errors import ENGINE_GONE, ErrorAnswer, answer_for, answer_for_status
+from paceline.server.openai.errors import ENGINE_GONE, ErrorAnswer, answer_for, answer_for_status, too_many_streams
 from paceline.server.openai.requests import GenerationRequest, StreamOptions, read_chat_completion, read_completion, schemas
+from paceline.server.openai.tokenization import (
+    DetokenizeRequest,
+    TokenizeRequest,
+    detokenize_answer,
+    read_detokenize,
+    read_tokenize,
+    tokenize_answer,
+)
 from paceline.server.origin import check_content_type
+from paceline.server.stats import MAX_STREAMS, Stats, StatsStream
 from paceline.server.stream import STOPPING, BodyResponse, StreamResponse
 
 T = TypeVar("T")
+
+_REF = "#/components/schemas/{name}"
+_STREAM = {"name": "stream", "in": "query", "schema": {"enum": ["0", "1"]}, "description": "1: an event each second."}
 
 
 def create_app(engine: Engine, config: ServerConfig, model_folder: Path, in_flight: InFlight | None = None) -> ASGIApp:
@@ -57,17 +72,25 @@ class Server:
         self._add_routes(routes)
         self._add_error_handlers(routes)
         allowed_hosts = frozenset(name.strip().lower() for name in (config.allowed_hosts or "").split(","))
-        self.app: ASGIApp = Edge(routes, self.metrics, is_loopback(config.host), allowed_hosts)
+        limits = RequestLimits(config.max_concurrent_requests, config.request_timeout)
+        self._stats = Stats(self.model_name, engine, self.metrics, limits, in_flight)
+        self.app: ASGIApp = Edge(routes, self.metrics, limits, is_loopback(config.host), allowed_hosts)
 
     @property
     def has_chat(self) -> bool:
         return self._preparation.has_chat_template
 
     def _add_routes(self, routes: FastAPI) -> None:
-        completion, chat_completion, named = schemas("#/components/schemas/{name}")
+        completion, chat_completion, named = schemas(_REF)
+        (tokenize, detokenize, infer), more = msgspec.json.schema_components(
+            (TokenizeRequest, DetokenizeRequest, InferRequest), ref_template=_REF
+        )
         for path, endpoint, schema in (
             ("/v1/completions", self.create_completion, completion),
             ("/v1/chat/completions", self.create_chat_completion, chat_completion),
+            ("/tokenize", self.tokenize, tokenize),
+            ("/detokenize", self.detokenize, detokenize),
+            ("/infer", self.infer, infer),
         ):
             body = {"required": True, "content": {"application/json": {"schema": schema}}}
             routes.add_api_route(path, endpoint, methods=["POST"], response_class=Response, openapi_extra={"requestBody": body})
@@ -79,7 +102,8 @@ class Server:
             ("/metrics", self.get_metrics),
         ):
             routes.add_api_route(path, endpoint, methods=["GET"], response_class=Response)
-        routes.openapi().setdefault("components", {}).setdefault("schemas", {}).update(named)  # kept there, and served as it is
+        routes.add_api_route("/stats", self.get_stats, methods=["GET"], response_class=Response, openapi_extra={"parameters": [_STREAM]})
+        routes.openapi().setdefault("components", {}).setdefault("schemas", {}).update(named | more)  # kept there, and served as it is
 
     def _add_error_handlers(self, routes: FastAPI) -> None:
         async def on_error(_: Request, error: Exception) -> Response:
@@ -108,6 +132,33 @@ class Server:
         body = await _read(request, read_chat_completion)
         return self._answer(body, await self._preparation.chat(body), is_chat=True)
 
+    async def tokenize(self, request: Request) -> Response:
+        """vLLM's: the tokens of a text or of a chat."""
+        body, chat = await _read(request, read_tokenize)
+        self._preparation.check_model(body.model)
+        if chat is None:
+            token_ids = await self._preparation.text_prompt(body.prompt or "", body.add_special_tokens is not False)
+        else:
+            token_ids = await self._preparation.chat_prompt(chat)
+        token_strs = await self._preparation.token_strings(token_ids) if body.return_token_strs else None
+        return _json(tokenize_answer(token_ids, self._engine.facts.max_model_len, token_strs))
+
+    async def detokenize(self, request: Request) -> Response:
+        """vLLM's: the text of tokens."""
+        body = await _read(request, read_detokenize)
+        self._preparation.check_model(body.model)
+        return _json(detokenize_answer(await self._preparation.decode(body.token_ids())))
+
+    async def infer(self, request: Request) -> Response:
+        """A prompt's text, and what it took."""
+        body = await _read(request, read_infer)
+        job = await self._preparation.completion(body.as_completion(), "max_length")
+        refusal = self._refusal()
+        if refusal is not None:
+            return self._error_response(refusal)
+        kind = InferStream if body.stream else InferResponse
+        return kind(self._generation(job), self._in_flight, self.metrics)
+
     async def list_models(self) -> Response:
         """The one model that is served."""
         return _json(answers.model_list(self.model_name, self._created_s, self._engine.facts.max_model_len))
@@ -134,14 +185,33 @@ class Server:
         snapshot = Snapshot(self.model_name, self._engine.facts, self._engine.stats(), self.metrics, enable_prefix_caching)
         return Response(render(snapshot), media_type=CONTENT_TYPE)
 
-    def _answer(self, body: GenerationRequest, job: Job, is_chat: bool) -> Response:
+    async def get_stats(self, request: Request) -> Response:
+        """What `/metrics` counts, as JSON; with `?stream=1` an event each second."""
+        stream = request.query_params.get("stream", "0")
+        if stream not in ("0", "1"):
+            raise BadInputError("stream: must be 0 or 1", param="stream")
+        if stream == "0":
+            return _json(self._stats.body())
+        if self._stats.num_streams >= MAX_STREAMS:
+            return self._error_response(too_many_streams(MAX_STREAMS))
+        return StatsStream(self._stats)
+
+    def _refusal(self) -> ErrorAnswer | None:
+        """What to tell a good request that cannot run now."""
         if self._in_flight.is_draining:
-            return self._error_response(STOPPING)
-        if not self._engine.is_alive:
-            return self._error_response(ENGINE_GONE)
+            return STOPPING
+        return None if self._engine.is_alive else ENGINE_GONE
+
+    def _generation(self, job: Job) -> Generation:
+        return Generation(self._engine, self._preparation.vocabulary, job, self.metrics, self._config.engine.verification)
+
+    def _answer(self, body: GenerationRequest, job: Job, is_chat: bool) -> Response:
+        refusal = self._refusal()
+        if refusal is not None:
+            return self._error_response(refusal)
         options = (body.stream_options or StreamOptions()) if body.stream else StreamOptions()
         envelope = Envelope(job.answer_id, self.model_name, int(time.time()), is_chat, has_usage=bool(options.include_usage))
-        generation = Generation(self._engine, self._preparation.vocabulary, job, self.metrics, self._config.engine.verification)
+        generation = self._generation(job)
         if body.stream:
             return StreamResponse(generation, envelope, self._in_flight, self.metrics, options)
         return BodyResponse(generation, envelope, self._in_flight, self.metrics)

@@ -83,17 +83,18 @@ class Preparation:
     async def chat(self, body: ChatCompletionRequest) -> Job:
         """The job of a chat completion. Raises BadInputError for what this model or version cannot do."""
         arrival_s = time.monotonic()
-        self._check(body)
-        self._check_num_chars(sum(len(message.text) for message in body.messages), "messages")
-        prompt = await self._in_thread(lambda: self._encode_chat(body.messages))
+        prompt = await self.chat_prompt(body)
         if body.max_completion_tokens is not None:
             limit = _OutputLimit(body.max_completion_tokens, "max_completion_tokens")
         else:
             limit = _OutputLimit(body.max_tokens, "max_tokens")
         return self._job("chatcmpl", [prompt], _Ask(body, "messages", limit, arrival_s))
 
-    async def completion(self, body: CompletionRequest) -> Job:
-        """The job of a completion. Raises BadInputError for what this model or version cannot do."""
+    async def completion(self, body: CompletionRequest, limit_param: str = "max_tokens") -> Job:
+        """The job of a completion. Raises BadInputError for what this model or version cannot do.
+
+        `limit_param`: the field that `body.max_tokens` came from.
+        """
         arrival_s = time.monotonic()
         self._check(body)
         texts, prompts = body.prompts()
@@ -103,8 +104,40 @@ class Preparation:
             for text in texts:
                 self._check_num_chars(len(text), "prompt")
             prompts = await self._in_thread(lambda: self._encode_texts(texts))
-        limit = _OutputLimit(body.max_tokens, "max_tokens", _DEFAULT_COMPLETION_TOKENS)
+        limit = _OutputLimit(body.max_tokens, limit_param, _DEFAULT_COMPLETION_TOKENS)
         return self._job("cmpl", prompts, _Ask(body, "prompt", limit, arrival_s))
+
+    async def chat_prompt(self, body: ChatCompletionRequest) -> list[int]:
+        """The tokens of a chat, however many. Raises BadInputError for what this model or version cannot do."""
+        self._check(body)
+        self._check_num_chars(sum(len(message.text) for message in body.messages), "messages")
+        return await self._in_thread(lambda: self._encode_chat(body.messages))
+
+    async def text_prompt(self, text: str, add_special_tokens: bool) -> list[int]:
+        """The tokens of a text, however many. Raises BadInputError for one that is longer than any prompt."""
+        self._check_num_chars(len(text), "prompt")
+        encoded = await self._in_thread(lambda: self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens))
+        return encoded[0].ids
+
+    async def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of any tokens, special ones included. Raises BadInputError for ids that the model lacks."""
+        self._check_token_ids(token_ids, "tokens")
+        # decode_batch: unlike decode it lets other threads run.
+        texts = await self._in_thread(lambda: self._tokenizer.decode_batch([list(token_ids)], skip_special_tokens=False))
+        return texts[0]
+
+    async def token_strings(self, token_ids: Sequence[int]) -> list[str]:
+        """Each token as it stands in the vocabulary."""
+        return await self._in_thread(lambda: [self._tokenizer.id_to_token(token_id) or "" for token_id in token_ids])
+
+    def check_model(self, name: str | None) -> None:
+        """Raise NotFoundError for a name that is not the model's; None is."""
+        if name is not None and name != self._model_name:
+            raise NotFoundError(
+                f"the model {name[:100]!r} does not exist here; this server has {self._model_name!r}",
+                param="model",
+                code="model_not_found",
+            )
 
     def _job(self, kind: str, prompts: Sequence[list[int]], ask: _Ask) -> Job:
         answer_id = f"{kind}-{uuid.uuid4().hex}"
@@ -125,12 +158,7 @@ class Preparation:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def _check(self, body: GenerationRequest) -> None:
-        if body.model is not None and body.model != self._model_name:
-            raise NotFoundError(
-                f"the model {body.model[:100]!r} does not exist here; this server has {self._model_name!r}",
-                param="model",
-                code="model_not_found",
-            )
+        self.check_model(body.model)
         if body.seed is not None and body.seed not in _SEEDS:
             raise BadInputError("seed: must have at most 64 bits", param="seed")
         if body.stream_options is not None and not body.stream:

@@ -1,8 +1,9 @@
-"""The outermost ASGI layer: a request id on every answer, who may ask, a limit on bodies, and an answer to every error.
+"""The outermost ASGI layer: a request id on every answer, who may ask, limits on requests and bodies, and an answer to every error.
 
 Pure ASGI, so that streams pass untouched.
 """
 
+import asyncio
 import logging
 import re
 import uuid
@@ -11,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.metrics.requests import RequestMetrics
+from paceline.server.limits import RequestLimits
 from paceline.server.openai.errors import ErrorAnswer, answer_for, answer_for_status
 from paceline.server.origin import foreign_header
 from paceline.server.stream import send_error
@@ -27,9 +29,10 @@ _PLAIN_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")  # a client's own id is echoed 
 class Edge:
     """Wraps the application. `is_local`: only programs of this machine may ask, or those that ask for one of `allowed_hosts`."""
 
-    def __init__(self, app: ASGIApp, metrics: RequestMetrics, is_local: bool, allowed_hosts: frozenset[str]) -> None:
+    def __init__(self, app: ASGIApp, metrics: RequestMetrics, limits: RequestLimits, is_local: bool, allowed_hosts: frozenset[str]) -> None:
         self._app = app
         self._metrics = metrics
+        self._limits = limits
         self._is_local = is_local
         self._allowed_hosts = allowed_hosts
 
@@ -38,7 +41,9 @@ class Edge:
             await self._app(scope, receive, send)
             return
         request_id = _client_id(scope) or uuid.uuid4().hex.encode()
-        is_started = is_complete = False
+        is_started = is_complete = is_late = False
+        task = asyncio.current_task()
+        assert task is not None
 
         async def send_with_id(message: Message) -> None:
             nonlocal is_started, is_complete
@@ -49,14 +54,25 @@ class Edge:
                 is_complete = True
             await send(message)
 
-        if self._is_local and (reason := foreign_header(scope["headers"], self._allowed_hosts)) is not None:
-            await self._refuse(answer_for_status(403, reason), send_with_id)
+        def end_late() -> None:
+            nonlocal is_late
+            if not is_started:  # what has begun is whole already, but for the sending
+                is_late = True
+                task.cancel()
+
+        refusal = self._refusal(scope)
+        if refusal is not None:
+            await self._refuse(refusal, send_with_id)
             return
-        if _content_length(scope) > MAX_BODY_BYTES:
-            await self._refuse(answer_for_status(413, _TOO_LARGE), send_with_id)
-            return
+        body = _LimitedBody(receive)
         try:
-            await self._app(scope, _limited(receive), send_with_id)
+            with self._limits.serving(scope, end_late):
+                await self._app(scope, body.receive, send_with_id)
+        except asyncio.CancelledError:
+            if not is_late:
+                raise
+            task.uncancel()
+            await self._refuse(self._limits.late_answer(body.is_complete), send_with_id)
         except Exception as error:
             _log.exception("request %s to %s failed", request_id.decode(), scope["path"])
             if not is_started:
@@ -64,24 +80,34 @@ class Edge:
             elif not is_complete:
                 raise  # half an answer is out: the connection must break, or the client takes it for whole
 
+    def _refusal(self, scope: Scope) -> ErrorAnswer | None:
+        """What to tell a request that is refused by its headers, before any of its body is read."""
+        if self._is_local and (reason := foreign_header(scope["headers"], self._allowed_hosts)) is not None:
+            return answer_for_status(403, reason)
+        if _content_length(scope) > MAX_BODY_BYTES:
+            return answer_for_status(413, _TOO_LARGE)
+        return self._limits.refusal(scope)
+
     async def _refuse(self, answer: ErrorAnswer, send: Send) -> None:
         self._metrics.error(answer.kind)
         await send_error(send, answer)
 
 
-def _limited(receive: Receive) -> Receive:
-    """`receive` that stops a body without a declared length at the limit, before it is held in memory."""
-    num_bytes = 0
+class _LimitedBody:
+    """A request's body, which stops at the limit before it is held in memory, declared length or not."""
 
-    async def receive_limited() -> Message:
-        nonlocal num_bytes
-        message = await receive()
-        num_bytes += len(message.get("body", b""))
-        if num_bytes > MAX_BODY_BYTES:
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._num_bytes = 0
+        self.is_complete = False
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        self._num_bytes += len(message.get("body", b""))
+        self.is_complete = not message.get("more_body", False)
+        if self._num_bytes > MAX_BODY_BYTES:
             raise HTTPException(413, _TOO_LARGE)
         return message
-
-    return receive_limited
 
 
 def _content_length(scope: Scope) -> int:

@@ -6,7 +6,6 @@ Closing `run` early, by a stop string, a client that left or an error, aborts wh
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from paceline.core.outcome import DraftStats, RequestStats, TokenDelta
@@ -27,6 +26,8 @@ class Tally:
     """
 
     request: Request
+    detokenizer: Detokenizer
+    is_over: bool = False  # its last text has been handed on
     num_output_tokens: int = 0
     first_s: float | None = None  # time.monotonic() of the first delta
     last_s: float = 0.0
@@ -95,22 +96,33 @@ class Generation:
     def __init__(self, engine: Engine, vocabulary: Vocabulary, job: Job, metrics: RequestMetrics, verification: str) -> None:
         """`verification`: the rule's name, for the answer's metrics."""
         self._engine = engine
-        self._vocabulary = vocabulary
         self._metrics = metrics
         self._verification = verification
         self.job = job
-        self._tallies = [Tally(request) for request in job.requests]
+        self._tallies = [Tally(request, Detokenizer(vocabulary, request.prompt_token_ids, job.stops)) for request in job.requests]
+        self._merged: asyncio.Queue[tuple[int, TextDelta] | None] = asyncio.Queue()  # of several prompts; holds at most their answers
+        self._early_end = FinishReason.ABORT
 
-    async def run(self) -> AsyncGenerator[tuple[int, TextDelta], None]:
+    def run(self) -> AsyncGenerator[tuple[int, TextDelta], None]:
         """(prompt, text) as it comes, until every prompt has finished. Raises what the engine raised, PacelineError if it gave up."""
-        if len(self._tallies) == 1:
-            async with aclosing(self._run_one(self._tallies[0])) as deltas:
-                async for delta in deltas:
-                    yield 0, delta
-            return
-        async with aclosing(_merge([self._run_one(tally) for tally in self._tallies])) as merged:
-            async for item in merged:
-                yield item
+        streams = [self._run_one(index) for index in range(len(self._tallies))]
+        return streams[0] if len(streams) == 1 else _merge(streams, self._merged)
+
+    def time_out(self) -> None:
+        """Say, before `run` is closed early, that the time limit is why."""
+        self._early_end = FinishReason.TIMEOUT
+
+    def rest(self) -> list[tuple[int, TextDelta]]:
+        """What an answer that ran out of time still has to say: text that nobody took from `run`, then the end of each open prompt."""
+        rest: list[tuple[int, TextDelta]] = []
+        while not self._merged.empty():
+            item = self._merged.get_nowait()
+            if item is not None:
+                rest.append(item)
+        for index, tally in enumerate(self._tallies):
+            if not tally.is_over:
+                rest.append((index, tally.detokenizer.push(TokenDelta(tally.request.request_id, (), self._early_end))))
+        return rest
 
     @property
     def usage(self) -> Usage:
@@ -136,6 +148,16 @@ class Generation:
             decode_ms=max(tally.decode_ms for tally in self._tallies),
         )
 
+    @property
+    def first_token_ms(self) -> float:
+        """From the arrival of the request to its first token."""
+        return max(((tally.first_s or tally.request.arrival_s) - tally.request.arrival_s) * 1e3 for tally in self._tallies)
+
+    @property
+    def latency_ms(self) -> float:
+        """From the arrival of the request to its last token so far."""
+        return max((max(tally.last_s, tally.request.arrival_s) - tally.request.arrival_s) * 1e3 for tally in self._tallies)
+
     def _max_draft_length(self, tally: Tally) -> int:
         if tally.stats is not None:
             return tally.stats.max_draft_length
@@ -144,22 +166,22 @@ class Generation:
             return 0
         return facts.max_draft_length if limit is None else limit
 
-    async def _run_one(self, tally: Tally) -> AsyncGenerator[TextDelta, None]:
-        request = tally.request
-        detokenizer = Detokenizer(self._vocabulary, request.prompt_token_ids, self.job.stops)
-        deltas = self._engine.submit(request)
+    async def _run_one(self, index: int) -> AsyncGenerator[tuple[int, TextDelta], None]:
+        tally = self._tallies[index]
+        push = tally.detokenizer.push
+        deltas = self._engine.submit(tally.request)
         last: TextDelta | None = None
-        ended = FinishReason.ABORT
+        ended: FinishReason | None = None
         try:
             async for delta in deltas:
                 if delta.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
                     raise PacelineError(delta.error or "the engine ended this request before it was finished")
-                text = detokenizer.push(delta)
+                text = push(delta)
                 self._observe(tally, delta, text)
                 if text.finish_reason is not None:
                     last, ended = text, text.finish_reason
                     break
-                yield text
+                yield index, text
             if last is None:
                 raise PacelineError("the engine ended this request without a reason")
         except PacelineError:
@@ -168,8 +190,9 @@ class Generation:
         finally:
             if isinstance(deltas, AsyncGenerator):
                 await deltas.aclose()  # after a stop string this tells the engine to stop, before the client has read the end
-            self._metrics.finished(_finished(tally, ended))
-        yield last
+            self._metrics.finished(_finished(tally, ended or self._early_end))
+        tally.is_over = True
+        yield index, last
 
     def _observe(self, tally: Tally, delta: TokenDelta, text: TextDelta) -> None:
         now_s = time.monotonic()
@@ -180,19 +203,20 @@ class Generation:
         tally.add(delta, text, now_s)
 
 
-async def _merge(streams: Sequence[AsyncIterator[TextDelta]]) -> AsyncGenerator[tuple[int, TextDelta], None]:
-    """Items of all streams as they come, each with its stream's number. The first error ends all."""
-    queue: asyncio.Queue[tuple[int, TextDelta] | None] = asyncio.Queue()  # holds at most the answers' tokens
+async def _merge(
+    streams: Sequence[AsyncIterator[tuple[int, TextDelta]]], queue: asyncio.Queue[tuple[int, TextDelta] | None]
+) -> AsyncGenerator[tuple[int, TextDelta], None]:
+    """Items of all streams as they come, through `queue`. The first error ends all."""
 
-    async def pump(index: int, stream: AsyncIterator[TextDelta]) -> None:
+    async def pump(stream: AsyncIterator[tuple[int, TextDelta]]) -> None:
         async for item in stream:
-            queue.put_nowait((index, item))
+            queue.put_nowait(item)
 
     async def pump_all() -> None:
         try:
             async with asyncio.TaskGroup() as group:
-                for index, stream in enumerate(streams):
-                    group.create_task(pump(index, stream))
+                for stream in streams:
+                    group.create_task(pump(stream))
         finally:
             queue.put_nowait(None)
 

@@ -5,7 +5,7 @@
 
 import asyncio
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from enum import Enum, auto
 
@@ -17,6 +17,7 @@ class Interruption(Enum):
 
     CLIENT_LEFT = auto()
     SHUT_DOWN = auto()
+    TIMEOUT = auto()
 
 
 class InterruptedAnswerError(Exception):
@@ -61,8 +62,8 @@ class InFlight:
         return self._busy_since_s if self._entries else None
 
     @contextmanager
-    def answering(self, receive: Receive) -> Generator[None]:
-        """Run the body as an answer: it is interrupted when the client leaves or the server stops.
+    def answering(self, receive: Receive) -> Generator[Callable[[Interruption], None]]:
+        """Run the body as an answer: it is interrupted when the client leaves, the server stops, or by the function that it gets.
 
         Raises InterruptedAnswerError then. A cancellation from elsewhere passes through.
         """
@@ -74,7 +75,7 @@ class InFlight:
         self._entries.add(entry)
         watcher = asyncio.create_task(entry.watch(receive))
         try:
-            yield
+            yield entry.interrupt
         except asyncio.CancelledError:
             if entry.reason is None:
                 raise

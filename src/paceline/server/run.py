@@ -20,7 +20,9 @@ import uvicorn
 
 from paceline.config import ServerConfig
 from paceline.errors import BadInputError, EngineDeadError, MissingError
+from paceline.metrics.requests import ErrorKind
 from paceline.server.app import Server
+from paceline.server.connection import connection_class, limit_send_buffer
 from paceline.server.engine_port import Engine
 from paceline.server.inflight import InFlight
 from paceline.server.log import configure_logging
@@ -46,6 +48,7 @@ def bind_socket(host: str, port: int) -> socket.socket:
     try:
         # Without this a restart would have to wait for the old connections' TIME_WAIT; a listening socket still blocks the port.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        limit_send_buffer(listener)
         listener.bind(address)
     except OSError as error:
         listener.close()
@@ -75,7 +78,7 @@ async def run_server(
     uvicorn_config = uvicorn.Config(
         server.app,
         loop="uvloop",
-        http="httptools",
+        http=connection_class(lambda: server.metrics.error(ErrorKind.SLOW_READER)),
         ws="none",
         lifespan="off",
         log_config=None,

@@ -1,21 +1,25 @@
 """The two ASGI answers of a generation: server-sent events, and one JSON body. Hand-written, because a chunk per step must be cheap.
 
-Both watch the client while they work: one that leaves ends its generation at once. What breaks after a stream has begun becomes its
-last event.
+Both watch the client and the clock while they work: a client that leaves or a time limit ends the generation at once. What breaks after
+a stream has begun becomes its last event.
 """
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from enum import Enum, auto
+from functools import partial
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from paceline.errors import PacelineError
 from paceline.metrics.requests import ErrorKind, RequestMetrics
+from paceline.server.detokenize import TextDelta
 from paceline.server.generation import Generation
 from paceline.server.inflight import InFlight, InterruptedAnswerError, Interruption
+from paceline.server.limits import deadline_of
 from paceline.server.openai import answers
 from paceline.server.openai.answers import Choice, Envelope
 from paceline.server.openai.errors import ErrorAnswer, answer_for
@@ -42,21 +46,26 @@ class _Phase(Enum):
 class GenerationResponse(Response):
     """Runs a generation inside the response, where the client can be watched. Subclasses say what is sent."""
 
-    def __init__(self, generation: Generation, envelope: Envelope, in_flight: InFlight, metrics: RequestMetrics) -> None:
+    def __init__(self, generation: Generation, in_flight: InFlight, metrics: RequestMetrics) -> None:
         super().__init__()
         self._generation = generation
-        self._envelope = envelope
         self._in_flight = in_flight
         self._metrics = metrics
         self._phase = _Phase.NOTHING_SENT
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        deadline = deadline_of(scope)
         try:
-            with self._in_flight.answering(receive):
+            with self._in_flight.answering(receive) as interrupt:
+                if deadline is not None:
+                    deadline.take_over(partial(self._time_out, interrupt))
                 await self._answer(send)
         except InterruptedAnswerError as error:
             if error.reason is Interruption.SHUT_DOWN:
                 await self._end_broken(STOPPING, send)
+            elif error.reason is Interruption.TIMEOUT:
+                assert deadline is not None
+                await self._end_late(deadline.answer, send)
         except Exception as error:
             if not isinstance(error, PacelineError):
                 _log.exception("request %s failed", self._generation.job.answer_id)
@@ -67,24 +76,77 @@ class GenerationResponse(Response):
     async def _answer(self, send: Send) -> None:
         raise NotImplementedError
 
+    def _time_out(self, interrupt: Callable[[Interruption], None]) -> None:
+        if self._phase is not _Phase.ENDING:  # then the engine is done, and only the client still has to read
+            self._generation.time_out()
+            interrupt(Interruption.TIMEOUT)
+
+    async def _end_late(self, error: ErrorAnswer, send: Send) -> None:
+        """The time was up, and the engine has been told to stop."""
+        await self._end_broken(error, send)
+
     async def _end_broken(self, error: ErrorAnswer, send: Send) -> None:
         self._metrics.error(error.kind)
         phase, self._phase = self._phase, _Phase.ENDING
+        if phase is _Phase.NOTHING_SENT:
+            await self._say_last(send_error(send, error))
+        elif phase is _Phase.STREAMING:
+            await self._say_last(send_body(send, answers.error_event(error.body), more=False))
+
+    async def _say_last(self, sending: Awaitable[None]) -> None:
         try:
             async with asyncio.timeout(_LAST_WORDS_S):
-                if phase is _Phase.NOTHING_SENT:
-                    await send_error(send, error)
-                elif phase is _Phase.STREAMING:
-                    await _send_body(send, answers.error_event(error.body), more=False)
+                await sending
         except TimeoutError:
-            _log.warning("request %s: the client did not read the error", self._generation.job.answer_id)
+            _log.warning("request %s: the client did not read the end", self._generation.job.answer_id)
 
 
-class StreamResponse(GenerationResponse):
-    """Server-sent events: a chunk for each step that made text, then usage if asked for, then [DONE].
+class EventStream(GenerationResponse):
+    """Server-sent events: one message for each step that made text, then the end. Subclasses say what the events are.
 
     The response begins with the first text, so that what fails before it still gets its own HTTP status.
     """
+
+    def __init__(self, generation: Generation, in_flight: InFlight, metrics: RequestMetrics) -> None:
+        super().__init__(generation, in_flight, metrics)
+        self._unsent = b""  # being sent: where that is cut short, nothing of it has been written
+
+    def _event(self, index: int, delta: TextDelta) -> bytes:
+        """What a delta of choice `index` tells the client; nothing if it has no news."""
+        raise NotImplementedError
+
+    def _end(self) -> bytes:
+        """What follows the last delta."""
+        raise NotImplementedError
+
+    async def _answer(self, send: Send) -> None:
+        async with aclosing(self._generation.run()) as deltas:
+            async for index, delta in deltas:
+                event = self._event(index, delta)
+                if self._phase is _Phase.NOTHING_SENT:
+                    await send_stream_start(send)
+                    self._phase = _Phase.STREAMING
+                if event:
+                    self._unsent = event
+                    await send_body(send, event, more=True)
+                    self._unsent = b""
+        end = self._end()
+        self._phase = _Phase.ENDING
+        await send_body(send, end, more=False)
+
+    async def _end_late(self, error: ErrorAnswer, send: Send) -> None:
+        """A stream that has begun ends in good order, with what it has and why."""
+        if self._phase is not _Phase.STREAMING:
+            await super()._end_late(error, send)
+            return
+        self._phase = _Phase.ENDING
+        rest = (self._event(index, delta) for index, delta in self._generation.rest())
+        # The engine is done, so this may wait for the client to read; `connection.py` says for how long.
+        await send_body(send, b"".join((self._unsent, *rest, self._end())), more=False)
+
+
+class StreamResponse(EventStream):
+    """OpenAI's stream: chunks of text, then usage if asked for, then [DONE]."""
 
     def __init__(
         self,
@@ -94,35 +156,32 @@ class StreamResponse(GenerationResponse):
         metrics: RequestMetrics,
         options: StreamOptions,
     ) -> None:
-        super().__init__(generation, envelope, in_flight, metrics)
+        super().__init__(generation, in_flight, metrics)
+        self._envelope = envelope
         self._options = options
+        self._opened: set[int] = set()  # choices that have had their first chunk
 
-    async def _answer(self, send: Send) -> None:
-        envelope, generation = self._envelope, self._generation
-        opened: set[int] = set()
-        async with aclosing(generation.run()) as deltas:
-            async for index, delta in deltas:
-                chunk = b""
-                if index not in opened:
-                    opened.add(index)
-                    chunk = envelope.first_chunk(index)
-                if delta.text or delta.finish_reason is not None:
-                    usage = generation.usage if self._options.continuous_usage_stats else None
-                    chunk += envelope.text_chunk(index, delta.text, delta.finish_reason, usage)
-                if self._phase is _Phase.NOTHING_SENT:
-                    self._phase = _Phase.STREAMING
-                    await _send_start(send, 200, [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")])
-                if chunk:
-                    await _send_body(send, chunk, more=True)
-        end = answers.DONE
-        if self._options.include_usage:
-            end = envelope.usage_chunk(generation.usage, generation.metrics) + end
-        self._phase = _Phase.ENDING
-        await _send_body(send, end, more=False)
+    def _event(self, index: int, delta: TextDelta) -> bytes:
+        chunk = b""
+        if index not in self._opened:
+            self._opened.add(index)
+            chunk = self._envelope.first_chunk(index)
+        if delta.text or delta.finish_reason is not None:
+            usage = self._generation.usage if self._options.continuous_usage_stats else None
+            chunk += self._envelope.text_chunk(index, delta.text, delta.finish_reason, usage)
+        return chunk
+
+    def _end(self) -> bytes:
+        if not self._options.include_usage:
+            return answers.DONE
+        return self._envelope.usage_chunk(self._generation.usage, self._generation.metrics) + answers.DONE
 
 
-class BodyResponse(GenerationResponse):
-    """One JSON body when all is done."""
+class WholeAnswer(GenerationResponse):
+    """One JSON body when all is done. Subclasses say what stands in it."""
+
+    def _body(self, choices: Sequence[Choice]) -> bytes:
+        raise NotImplementedError
 
     async def _answer(self, send: Send) -> None:
         generation = self._generation
@@ -133,10 +192,20 @@ class BodyResponse(GenerationResponse):
                 texts[index].append(delta.text)
                 if delta.finish_reason is not None:
                     finish_reasons[index] = delta.finish_reason
-        choices = [Choice("".join(parts), reason) for parts, reason in zip(texts, finish_reasons, strict=True)]
-        body = self._envelope.body(choices, generation.usage, generation.metrics)
+        body = self._body([Choice("".join(parts), reason) for parts, reason in zip(texts, finish_reasons, strict=True)])
         self._phase = _Phase.ENDING
         await send_json(send, 200, body)
+
+
+class BodyResponse(WholeAnswer):
+    """OpenAI's answer to a request that does not stream."""
+
+    def __init__(self, generation: Generation, envelope: Envelope, in_flight: InFlight, metrics: RequestMetrics) -> None:
+        super().__init__(generation, in_flight, metrics)
+        self._envelope = envelope
+
+    def _body(self, choices: Sequence[Choice]) -> bytes:
+        return self._envelope.body(choices, self._generation.usage, self._generation.metrics)
 
 
 async def send_error(send: Send, error: ErrorAnswer) -> None:
@@ -149,12 +218,18 @@ async def send_json(send: Send, status: int, body: bytes, headers: Headers | Non
     """Send a whole JSON answer."""
     length = (b"content-length", str(len(body)).encode())
     await _send_start(send, status, [(b"content-type", b"application/json"), length, *(headers or [])])
-    await _send_body(send, body, more=False)
+    await send_body(send, body, more=False)
+
+
+async def send_stream_start(send: Send) -> None:
+    """Begin an answer of server-sent events."""
+    await _send_start(send, 200, [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")])
 
 
 async def _send_start(send: Send, status: int, headers: Headers) -> None:
     await send({"type": "http.response.start", "status": status, "headers": headers})
 
 
-async def _send_body(send: Send, body: bytes, more: bool) -> None:
+async def send_body(send: Send, body: bytes, more: bool) -> None:
+    """Send a part of a body, the last one without `more`."""
     await send({"type": "http.response.body", "body": body, "more_body": more})

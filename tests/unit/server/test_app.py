@@ -289,8 +289,15 @@ async def test_openapi_lists_the_routes(site: Site) -> None:
     answer = await site.get("/openapi.json")
     assert answer.status == 200
     document = answer.json()
-    assert {COMPLETIONS, CHAT, "/v1/models", "/health", "/ready", "/metrics"} <= document["paths"].keys()
-    for path, name in ((COMPLETIONS, "CompletionRequest"), (CHAT, "ChatCompletionRequest")):
+    assert {COMPLETIONS, CHAT, "/v1/models", "/health", "/ready", "/metrics", "/stats"} <= document["paths"].keys()
+    bodies = {
+        COMPLETIONS: "CompletionRequest",
+        CHAT: "ChatCompletionRequest",
+        "/tokenize": "TokenizeRequest",
+        "/detokenize": "DetokenizeRequest",
+        "/infer": "InferRequest",
+    }
+    for path, name in bodies.items():
         body = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
         assert body == {"$ref": f"#/components/schemas/{name}"}
     named = document["components"]["schemas"]

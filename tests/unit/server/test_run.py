@@ -12,13 +12,12 @@ import textwrap
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
-import uvloop
 from tokenizers import Tokenizer
 
 from paceline.config import ServerConfig
@@ -26,61 +25,10 @@ from paceline.errors import BadInputError, EngineDeadError, MissingError
 from paceline.server import run
 from paceline.server.run import bind_socket, run_server
 from tests.fakes.fake_engine import FakeEngine, Faults
+from tests.fakes.served import Served
 
 MESSAGES: list[Any] = [{"role": "user", "content": "say it"}]
 TEXT = "the quick brown fox 😀 jumps"
-
-
-class Served:
-    """A server in a thread with its own uvloop; `engine` lives there."""
-
-    def __init__(self, engine: Callable[[], FakeEngine], folder: Path, config: ServerConfig) -> None:
-        self._ready = threading.Event()
-        self._make, self._folder, self._config = engine, folder, config
-        self.lines: list[str] = []
-        self.error: Exception | None = None
-        self.thread = threading.Thread(target=self._run, daemon=True)
-
-    def __enter__(self) -> "Served":
-        self.thread.start()
-        assert self._ready.wait(10)
-        self.url = self.lines[0].split()[4]
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-        self.thread.join(10)
-        assert not self.thread.is_alive()
-
-    def stop(self) -> None:
-        if self.thread.is_alive():
-            self.loop.call_soon_threadsafe(self._task.cancel)
-
-    def client(self) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=10)
-
-    def connect(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", int(self.url.rsplit(":", 1)[1])), timeout=5)
-
-    def _run(self) -> None:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            self.loop = runner.get_loop()
-            runner.run(self._serve())
-
-    async def _serve(self) -> None:
-        self.engine = self._make()
-        listener = bind_socket("127.0.0.1", 0)
-        self._task = asyncio.create_task(run_server(self.engine, self._config, self._folder, listener, self._announce))
-        try:
-            await self._task
-        except asyncio.CancelledError:
-            pass
-        except EngineDeadError as error:
-            self.error = error
-
-    def _announce(self, line: str) -> None:
-        self.lines.append(line)
-        self._ready.set()
 
 
 def urlopen_status(url: str) -> int:
@@ -143,6 +91,24 @@ def test_openai_client_stop(served: Served) -> None:
         text = "".join(chunk.choices[0].text for chunk in stream)
     assert answer.choices[0].message.content == text == TEXT[: TEXT.index("own f")]
     assert answer.choices[0].finish_reason == "stop"
+
+
+def test_openai_client_meets_the_limits(folder: Path) -> None:
+    """A late stream ends with a reason of its own; over the limit of requests the client sees a 503 that it may retry."""
+    config = ServerConfig(warmup=False, request_timeout=0.5, max_concurrent_requests=1)
+    with Served(lambda: FakeEngine(faults=Faults(hang_after=3)), folder, config) as served, served.client() as client:
+        stream = client.completions.create(model="fake", prompt=[5, 6, 7, 8, 9], stream=True)
+        first = next(stream)
+        with pytest.raises(openai.InternalServerError) as refused:
+            client.completions.create(model="fake", prompt=[5])
+        assert (refused.value.status_code, refused.value.code) == (503, "busy")
+        assert refused.value.response.headers["retry-after"] == "1"
+        chunks = [first, *stream]
+        assert [chunk.choices[0].finish_reason for chunk in chunks] == [None, None, None, "timeout"]
+        with pytest.raises(openai.InternalServerError) as late:
+            client.completions.create(model="fake", prompt=[5, 6, 7, 8, 9])
+        assert (late.value.status_code, late.value.code) == (504, "timeout")
+        assert served.engine.num_active == 0
 
 
 def test_openai_client_errors(served: Served) -> None:

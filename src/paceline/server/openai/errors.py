@@ -61,6 +61,39 @@ ENGINE_GONE = ErrorAnswer(
 """The answer to requests that come after the engine's death; those it was working on get `answer_for(EngineDeadError)`."""
 
 
+def busy(max_concurrent_requests: int) -> ErrorAnswer:
+    """The answer to a request over the limit of the server."""
+    message = (
+        f"the server is busy with {max_concurrent_requests:,} requests, its limit; send the request again in a moment, "
+        "or start the server with a higher --max-concurrent-requests"
+    )
+    return ErrorAnswer(503, ErrorKind.BUSY, message, _SERVER, code="busy", retry_after_s=1)
+
+
+def too_many_streams(max_streams: int) -> ErrorAnswer:
+    """The answer to one stream of statistics more than the server keeps open."""
+    message = f"{max_streams} streams of statistics are open, the limit; close one, or ask without stream"
+    return ErrorAnswer(503, ErrorKind.BUSY, message, _SERVER, code="busy", retry_after_s=1)
+
+
+def timed_out(timeout_s: float) -> ErrorAnswer:
+    """The answer to a request that was not finished in time, and of which nothing has been sent."""
+    message = (
+        f"the request was not finished within {timeout_s:g} s, the limit of this server; ask for fewer tokens, stream the answer, "
+        "or start the server with a longer --request-timeout"
+    )
+    return ErrorAnswer(504, ErrorKind.TIMEOUT, message, _SERVER, code="timeout")
+
+
+def late_body(timeout_s: float) -> ErrorAnswer:
+    """The answer to a client that did not send its body in time."""
+    message = (
+        f"the body did not arrive within {timeout_s:g} s, the limit of this server; send it faster or send less, "
+        "or start the server with a longer --request-timeout"
+    )
+    return ErrorAnswer(408, ErrorKind.TIMEOUT, message, _INVALID, code="timeout")
+
+
 def answer_for_status(status: int, detail: str) -> ErrorAnswer:
     """The answer to what the HTTP layer refuses by itself: unknown path, wrong method, body over the limit."""
     kind = {404: ErrorKind.NOT_FOUND, 413: ErrorKind.TOO_LARGE}.get(status, ErrorKind.BAD_INPUT)

@@ -37,6 +37,7 @@ TokenId = Annotated[int, Meta(ge=0, le=MAX_INT)]
 StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
 StopStrings = Annotated[list[StopString], Meta(max_length=MAX_STOPS)]
 OutputTokens = Annotated[int, _range_of("max_tokens")]
+Temperature = Annotated[float, _range_of("temperature")]
 
 
 class StreamOptions(Struct, frozen=True, gc=False):
@@ -51,7 +52,7 @@ class GenerationRequest(Struct, frozen=True, kw_only=True):
 
     model: str | None = None
     max_tokens: OutputTokens | None = None
-    temperature: Annotated[float, _range_of("temperature")] | None = None
+    temperature: Temperature | None = None
     top_p: Annotated[float, _range_of("top_p")] | None = None
     top_k: Annotated[int, _range_of("top_k")] | None = None
     min_p: Annotated[float, _range_of("min_p")] | None = None
@@ -145,6 +146,11 @@ def read_chat_completion(body: bytes) -> ChatCompletionRequest:
     return request
 
 
+def read_body(body: bytes, kind: type[T]) -> T:
+    """The body of another route. Raises BadInputError naming the first field at fault."""
+    return _decode(body, kind)
+
+
 def schemas(ref_template: str) -> tuple[dict[str, object], dict[str, object], dict[str, object]]:
     """JSON schemas for the description of the interface: the two bodies', and what they refer to by name."""
     (completion, chat), named = msgspec.json.schema_components((CompletionRequest, ChatCompletionRequest), ref_template=ref_template)
@@ -182,6 +188,8 @@ def _invalid(message: str, field: str) -> BadInputError:
     param = (field + re.sub(r"\[(\d+)\]", r".\1", path.removesuffix("`"))).removeprefix(".")
     if missing := re.fullmatch(r"Object missing required field `(\w+)`", reason):
         param, reason = f"{param}.{missing[1]}".removeprefix("."), "the field is missing"
+    if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", reason):
+        param, reason = f"{param}.{unknown[1]}".removeprefix("."), "there is no such field here; leave it out"
     if reason.startswith("Invalid enum value"):
         reason += "; other values are not supported by this version"
     if not param:

@@ -1,0 +1,126 @@
+"""Clients that read slowly or not at all, over a real socket: what the server holds for them is bounded, and they are let go."""
+
+import json
+import socket
+import time
+import urllib.request
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from paceline.config import ServerConfig
+from paceline.core.outcome import TokenDelta
+from paceline.core.request import Request
+from paceline.server import connection
+from tests.fakes.fake_engine import FACTS, FakeEngine
+from tests.fakes.served import Served
+
+NUM_TOKENS = 40_000
+CHUNK_BYTES = 160  # at least
+TIMEOUT_S = 1.0
+
+
+@dataclass(slots=True)
+class CountingEngine(FakeEngine):
+    """Counts the deltas that were asked of it; an answer has megabytes of chunks."""
+
+    num_deltas: int = 0
+
+    def _deltas(self, request: Request) -> Iterable[TokenDelta]:
+        for delta in FakeEngine._deltas(self, request):
+            self.num_deltas += 1
+            yield delta
+
+
+@pytest.fixture
+def served(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+    monkeypatch.setattr(connection, "READER_TIMEOUT_S", TIMEOUT_S)
+    facts = replace(FACTS, max_model_len=1 << 20, max_position_embeddings=1 << 20)
+
+    def engine() -> FakeEngine:
+        return CountingEngine(facts=facts, answer=lambda _: (), chunk=1)
+
+    with Served(engine, folder, ServerConfig(warmup=False)) as served:
+        yield served
+
+
+def ask(served: Served, num_tokens: int, receive_buffer_bytes: int = 4096) -> socket.socket:
+    """A client that has sent a request for a stream and read nothing."""
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
+    client.settimeout(10)
+    client.connect(("127.0.0.1", int(served.url.rsplit(":", 1)[1])))
+    body = json.dumps({"prompt": [5], "max_tokens": num_tokens, "ignore_eos": True, "stream": True}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    client.sendall(head.encode() + body)
+    return client
+
+
+def wait_for(condition: Callable[[], bool], timeout_s: float = 10) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, "it never came to that"
+        time.sleep(0.01)
+
+
+def read_to_the_end(client: socket.socket) -> None:
+    while client.recv(65536):
+        pass
+
+
+def counts(served: Served) -> str:
+    with urllib.request.urlopen(f"{served.url}/metrics", timeout=5) as answer:
+        return answer.read().decode()
+
+
+def engine_of(served: Served) -> CountingEngine:
+    assert isinstance(served.engine, CountingEngine)
+    return served.engine
+
+
+def test_a_client_that_reads_nothing_is_bounded_and_then_let_go(served: Served) -> None:
+    with ask(served, NUM_TOKENS) as client:
+        wait_for(lambda: engine_of(served).num_deltas > 0)
+        num_seen = -1
+        while num_seen != engine_of(served).num_deltas:  # until the answer waits for its reader
+            num_seen = engine_of(served).num_deltas
+            time.sleep(0.2)
+        assert engine_of(served).num_active == 1, "it was let go at once"
+        # The kernel doubles what it is asked for; the receive buffer and what the estimate of a chunk lacks are the rest.
+        held_bytes = connection.WRITE_BUFFER_BYTES + 2 * connection.SEND_BUFFER_BYTES
+        assert num_seen * CHUNK_BYTES < 1.5 * held_bytes
+        assert num_seen < NUM_TOKENS / 2
+        wait_for(lambda: len(engine_of(served).aborted) == 1, 5 * TIMEOUT_S)
+        assert engine_of(served).num_active == 0
+        assert 'paceline_errors_total{kind="slow_reader"} 1.0' in counts(served)
+        with pytest.raises(ConnectionError):
+            read_to_the_end(client)
+    with ask(served, 10) as client:
+        assert client.recv(100).startswith(b"HTTP/1.1 200")
+
+
+def test_a_client_that_reads_byte_by_byte_is_let_go_too(served: Served) -> None:
+    with ask(served, NUM_TOKENS) as client:
+        deadline_s = time.monotonic() + 10 * TIMEOUT_S
+        while not engine_of(served).aborted:
+            assert client.recv(1)
+            assert time.monotonic() < deadline_s, "one byte now and then held the request"
+            time.sleep(0.02)
+        assert engine_of(served).num_active == 0
+
+
+def test_a_slow_but_steady_reader_gets_everything(served: Served) -> None:
+    """Much longer than the limit in all, but never without progress for so long."""
+    with ask(served, 6000, receive_buffer_bytes=65536) as client:
+        began_s, data = time.monotonic(), bytearray()
+        while b"[DONE]" not in data[-100:]:
+            part = client.recv(16384)
+            assert part, "cut off"
+            data += part
+            time.sleep(0.03)
+    assert time.monotonic() - began_s > TIMEOUT_S
+    assert data.count(b"data: ") == 6000 + 1
+    assert engine_of(served).aborted == []
+    assert 'paceline_errors_total{kind="slow_reader"} 0.0' in counts(served)
