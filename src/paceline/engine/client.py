@@ -4,6 +4,7 @@ One asyncio task reads the engine's frames and another watches the process; per-
 """
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -25,6 +26,29 @@ _WATCH_INTERVAL_S = 0.2
 _CONNECT_INTERVAL_S = 0.02
 
 
+class _Inbox:
+    """The deltas of one request on their way to its one reader. An asyncio.Queue costs three times as much, at every token."""
+
+    __slots__ = ("_waiter", "deltas")
+
+    def __init__(self) -> None:
+        self.deltas: deque[TokenDelta | None] = deque()  # None: the engine is gone
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, delta: TokenDelta | None) -> None:
+        self.deltas.append(delta)
+        waiter = self._waiter
+        if waiter is not None:
+            self._waiter = None
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def arrival(self) -> asyncio.Future[None]:
+        """Done once a delta is there; for use while there is none."""
+        self._waiter = asyncio.get_running_loop().create_future()
+        return self._waiter
+
+
 class EngineClient:
     """A running engine. Made by `start`; `close` ends it."""
 
@@ -38,7 +62,7 @@ class EngineClient:
             socket.setsockopt(zmq.SNDHWM, 0)
             socket.setsockopt(zmq.RCVHWM, 0)
             socket.setsockopt(zmq.LINGER, 0)
-        self._queues: dict[str, asyncio.Queue[TokenDelta | None]] = {}  # None: the engine is gone
+        self._queues: dict[str, _Inbox] = {}
         self._stats = EngineStats()
         self._death: str | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -88,14 +112,15 @@ class EngineClient:
         if self._death is not None:
             raise EngineDeadError(self._death)
         assert request.request_id not in self._queues, f"request id {request.request_id} is in use"
-        queue: asyncio.Queue[TokenDelta | None] = asyncio.Queue()
-        self._queues[request.request_id] = queue
+        inbox = self._queues[request.request_id] = _Inbox()
         finished = False
         try:
             if not self._post(wire.Submit(request)):
                 raise EngineDeadError("the engine is gone")
             while not finished:
-                delta = await queue.get()
+                if not inbox.deltas:
+                    await inbox.arrival()
+                delta = inbox.deltas.popleft()
                 if delta is None:
                     finished = True
                     raise EngineDeadError(self._death or "the engine ended")
@@ -170,9 +195,9 @@ class EngineClient:
             match message:
                 case wire.Deltas(deltas):
                     for delta in deltas:
-                        queue = self._queues.get(delta.request_id)
-                        if queue is not None:
-                            queue.put_nowait(delta)
+                        inbox = self._queues.get(delta.request_id)
+                        if inbox is not None:
+                            inbox.put(delta)
                 case wire.Stats(stats):
                     self._stats = stats
                 case wire.Failed(reason, _):
@@ -188,5 +213,5 @@ class EngineClient:
     def _die(self, reason: str) -> None:
         if self._death is None:
             self._death = reason
-        for queue in self._queues.values():
-            queue.put_nowait(None)
+        for inbox in self._queues.values():
+            inbox.put(None)

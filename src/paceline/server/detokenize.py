@@ -41,6 +41,7 @@ class Vocabulary:
         self._is_byte_level = isinstance(tokenizer.decoder, decoders.ByteLevel)
         self._special = frozenset(token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special)
         self._bytes: dict[int, bytes] = {}  # filled as tokens are seen; at most the vocabulary
+        self._texts: dict[int, str | None] = {}  # the same
 
     def decoder(self, prompt_token_ids: Sequence[int]) -> _Decoder:
         """A decoder for the output that follows `prompt_token_ids`. Special tokens give no text."""
@@ -57,18 +58,37 @@ class Vocabulary:
             found = self._bytes[token_id] = _byte_level_bytes(token or "")
         return found
 
+    def token_text(self, token_id: int) -> str | None:
+        """The text of a token of a byte-level vocabulary that is whole characters; None for others."""
+        try:
+            return self._texts[token_id]
+        except KeyError:
+            try:
+                text = self.token_bytes(token_id).decode()
+            except UnicodeDecodeError:
+                text = None
+            self._texts[token_id] = text
+            return text
+
 
 class _ByteLevelDecoder:
     """Each token has its bytes, so decoding is joining them: exact for any cut of the text."""
 
-    __slots__ = ("_utf8", "_vocabulary")
+    __slots__ = ("_is_open", "_utf8", "_vocabulary")
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._is_open = False  # in the middle of a character
 
     def push(self, token_id: int) -> str:
-        return self._utf8.decode(self._vocabulary.token_bytes(token_id))
+        if not self._is_open:  # nearly always: a look-up then, which is a fifth of the decoder's time
+            text = self._vocabulary.token_text(token_id)
+            if text is not None:
+                return text
+        text = self._utf8.decode(self._vocabulary.token_bytes(token_id))
+        self._is_open = bool(self._utf8.getstate()[0])
+        return text
 
 
 class _WindowDecoder:
@@ -150,6 +170,7 @@ class Detokenizer:
     def __init__(self, vocabulary: Vocabulary, prompt_token_ids: Sequence[int], stops: Sequence[str]) -> None:
         self._decoder = vocabulary.decoder(prompt_token_ids)
         self._matcher = StopMatcher(stops)
+        self._has_stops = bool(stops)
 
     def push(self, delta: TokenDelta) -> TextDelta:
         """The text of a delta. A finish reason that `delta` lacks means that a stop string ended the answer here.
@@ -157,6 +178,11 @@ class Detokenizer:
         An incomplete character at the end of an answer is left out, and so is the text of a stop token.
         """
         num_tokens = len(delta.token_ids)
+        if delta.finish_reason is None and not self._has_stops:
+            push = self._decoder.push
+            if num_tokens == 1:
+                return TextDelta(push(delta.token_ids[0]), 1, None)
+            return TextDelta("".join([push(token_id) for token_id in delta.token_ids]), num_tokens, None)
         num_text_tokens = num_tokens - (delta.finish_reason is FinishReason.STOP and num_tokens > 0)
         parts: list[str] = []
         for index in range(num_text_tokens):

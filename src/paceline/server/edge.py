@@ -15,7 +15,7 @@ from paceline.metrics.requests import RequestMetrics
 from paceline.server.limits import RequestLimits
 from paceline.server.openai.errors import ErrorAnswer, answer_for, answer_for_status
 from paceline.server.origin import foreign_header
-from paceline.server.stream import send_error
+from paceline.server.stream import SEND_PART, send_error
 
 _log = logging.getLogger(__name__)
 
@@ -65,6 +65,7 @@ class Edge:
             await self._refuse(refusal, send_with_id)
             return
         body = _LimitedBody(receive)
+        scope[SEND_PART] = send
         try:
             with self._limits.serving(scope, end_late):
                 await self._app(scope, body.receive, send_with_id)

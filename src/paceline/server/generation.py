@@ -17,6 +17,8 @@ from paceline.server.detokenize import Detokenizer, TextDelta, Vocabulary
 from paceline.server.engine_port import Engine
 from paceline.server.openai.answers import AnswerMetrics, Usage
 
+_BROKEN = (FinishReason.ERROR, FinishReason.ABORT)  # how the engine ends what it cannot finish
+
 
 @dataclass(slots=True)
 class Tally:
@@ -38,8 +40,10 @@ class Tally:
     def add(self, delta: TokenDelta, text: TextDelta, now_s: float) -> None:
         if self.first_s is None:
             self.first_s = now_s
-        else:
-            self._count_step(delta)
+        elif delta.num_drafted:
+            self._count_drafted_step(delta)
+        elif delta.token_ids:
+            self.counted.num_plain_steps += 1
         self.last_s = now_s
         self.num_output_tokens += text.num_tokens
         if delta.stats is not None:
@@ -74,12 +78,9 @@ class Tally:
     def token_span_s(self) -> float:
         return 0.0 if self.first_s is None else self.last_s - self.first_s
 
-    def _count_step(self, delta: TokenDelta) -> None:
+    def _count_drafted_step(self, delta: TokenDelta) -> None:
         """A delta is one step: its accepted drafts and one more token. The first one, the prompt's, is no decode step."""
         if not delta.token_ids:
-            return
-        if delta.num_drafted == 0:
-            self.counted.num_plain_steps += 1
             return
         num_accepted = len(delta.token_ids) - 1
         histogram = self.counted.accepted_histogram
@@ -174,7 +175,7 @@ class Generation:
         ended: FinishReason | None = None
         try:
             async for delta in deltas:
-                if delta.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
+                if delta.finish_reason is not None and delta.finish_reason in _BROKEN:
                     raise PacelineError(delta.error or "the engine ended this request before it was finished")
                 text = push(delta)
                 self._observe(tally, delta, text)

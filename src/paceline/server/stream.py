@@ -32,6 +32,7 @@ STOPPING = ErrorAnswer(
     503, ErrorKind.UNAVAILABLE, "the server is shutting down; send the request again", "server_error", code="shutting_down", retry_after_s=1
 )
 
+SEND_PART = "paceline.send_part"  # in an ASGI scope: the server's own `send`, for parts of a body that are neither first nor last
 Headers = list[tuple[bytes, bytes]]
 
 
@@ -52,9 +53,15 @@ class GenerationResponse(Response):
         self._in_flight = in_flight
         self._metrics = metrics
         self._phase = _Phase.NOTHING_SENT
+        self._send_part: Send | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # A task of its own, so that a chunk does not wake it through the dozen coroutines that lie around a route.
+        await asyncio.create_task(self._run(scope, receive, send))
+
+    async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
         deadline = deadline_of(scope)
+        self._send_part = scope.get(SEND_PART, send)
         try:
             with self._in_flight.answering(receive) as interrupt:
                 if deadline is not None:
@@ -120,15 +127,17 @@ class EventStream(GenerationResponse):
         raise NotImplementedError
 
     async def _answer(self, send: Send) -> None:
+        send_part, is_begun = self._send_part or send, False
         async with aclosing(self._generation.run()) as deltas:
             async for index, delta in deltas:
                 event = self._event(index, delta)
-                if self._phase is _Phase.NOTHING_SENT:
+                if not is_begun:
+                    is_begun = True
                     await send_stream_start(send)
                     self._phase = _Phase.STREAMING
                 if event:
                     self._unsent = event
-                    await send_body(send, event, more=True)
+                    await send_part({"type": "http.response.body", "body": event, "more_body": True})
                     self._unsent = b""
         end = self._end()
         self._phase = _Phase.ENDING
