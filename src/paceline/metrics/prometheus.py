@@ -1,23 +1,20 @@
 """Renders the catalogue in Prometheus' text format from the engine's latest statistics and the server's observations.
 
-Called by `server/app.py` for each scrape. No registry and no state: a scrape reads what the owners hold.
+Called by `server/app.py` for each scrape. No registry and no state: a scrape reads what the owners hold. Written here because a scrape
+holds up the event loop, and so every stream: the client library takes four times as long for the same lines.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from prometheus_client import generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, SummaryMetricFamily
-from prometheus_client.metrics_core import Metric as Family
-from prometheus_client.registry import Collector
-
 from paceline.core.facts import EngineFacts
 from paceline.core.stats import EngineStats
-from paceline.metrics.catalog import CATALOG, Kind, Metric
+from paceline.metrics.catalog import CATALOG, Metric
 from paceline.metrics.requests import Histogram, RequestMetrics
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _ENGINE = "0"  # vLLM's label for one of several engines behind a server
+_BOUND = "\0"  # stands for the bound of a bucket while its other labels are written
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +42,9 @@ class Snapshot:
 
 def render(snapshot: Snapshot) -> bytes:
     """The exposition, one family for each entry of the catalogue, in its order."""
-    return generate_latest(_SnapshotCollector(snapshot))
-
-
-class _SnapshotCollector(Collector):
-    def __init__(self, snapshot: Snapshot) -> None:
-        self._snapshot = snapshot
-
-    def collect(self) -> Iterator[Family]:
-        samples = {**_engine_samples(self._snapshot), **_request_samples(self._snapshot.requests)}
-        for metric in CATALOG.values():
-            yield _family(metric, samples[metric.name], self._snapshot.model_name)
+    samples = {**_engine_samples(snapshot), **_request_samples(snapshot.requests)}
+    lines = [line for metric in CATALOG.values() for line in _family(metric, samples[metric.name], snapshot.model_name)]
+    return "".join(lines).encode(errors="replace")
 
 
 def _engine_samples(snapshot: Snapshot) -> dict[str, Samples]:
@@ -92,26 +81,32 @@ def _request_samples(requests: RequestMetrics) -> dict[str, Samples]:
     return samples
 
 
-def _family(metric: Metric, samples: Samples, model_name: str) -> Family:
+def _family(metric: Metric, samples: Samples, model_name: str) -> Iterator[str]:
     common = {"model_name": model_name, "engine": _ENGINE} if metric.name.startswith("vllm:") else {}
-    labels = (*common, *metric.labels)
-    documentation = f"{metric.formula} ({metric.unit})"
-    rows = [((*common.values(), *values), value) for values, value in samples.items()]
-    match metric.kind:
-        case Kind.HISTOGRAM:
-            family = HistogramMetricFamily(metric.name, documentation, labels=labels)
-            for values, value in rows:
-                assert isinstance(value, Histogram)
-                family.add_metric(values, value.cumulative(), value.sum)
-        case Kind.SUMMARY:
-            family = SummaryMetricFamily(metric.name, documentation, labels=labels)
-            for values, value in rows:
-                assert isinstance(value, Total)
-                family.add_metric(values, value.count, value.sum)
-        case Kind.GAUGE | Kind.COUNTER:
-            kind = CounterMetricFamily if metric.kind is Kind.COUNTER else GaugeMetricFamily
-            family = kind(metric.name, documentation, labels=labels)
-            for values, value in rows:
-                assert isinstance(value, int | float)
-                family.add_metric(values, value)
-    return family
+    name = metric.name
+    yield f"# HELP {name} {metric.formula} ({metric.unit})\n"
+    yield f"# TYPE {name} {metric.kind.value}\n"  # a counter's with its `_total`, as this version of the format has it
+    for values, value in samples.items():
+        labels = {**common, **dict(zip(metric.labels, values, strict=True))}
+        match value:
+            case Histogram():
+                head, _, tail = _labels({**labels, "le": _BOUND}).partition(_BOUND)
+                for bound, count in value.cumulative():
+                    yield f"{name}_bucket{head}{bound}{tail} {float(count)}\n"
+                yield f"{name}_count{_labels(labels)} {float(value.count)}\n"
+                yield f"{name}_sum{_labels(labels)} {float(value.sum)}\n"
+            case Total():
+                yield f"{name}_count{_labels(labels)} {float(value.count)}\n"
+                yield f"{name}_sum{_labels(labels)} {float(value.sum)}\n"
+            case _:
+                yield f"{name}{_labels(labels)} {float(value)}\n"
+
+
+def _labels(labels: Mapping[str, str]) -> str:
+    """`{name="value",...}` in the order of the names; nothing if there are none."""
+    pairs = ",".join(f'{name}="{_escaped(value)}"' for name, value in sorted(labels.items()))
+    return f"{{{pairs}}}" if pairs else ""
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')

@@ -153,10 +153,10 @@ def test_hostile_model_names_are_escaped() -> None:
 def test_a_scrape_is_quick() -> None:
     one = snapshot()
     render(one)
-    assert min(_seconds(one) for _ in range(5)) < 0.05
+    assert min(_seconds(one) for _ in range(20)) < 0.005
 
 
 def _seconds(one: Snapshot) -> float:
-    began_s = time.perf_counter()
+    began_s = time.process_time()
     render(one)
-    return time.perf_counter() - began_s
+    return time.process_time() - began_s
