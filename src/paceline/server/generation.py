@@ -95,7 +95,7 @@ class Generation:
     def __init__(self, engine: Engine, vocabulary: Vocabulary, job: Job, metrics: RequestMetrics, verification: str) -> None:
         """`verification`: the rule's name, for the answer's metrics."""
         self._engine = engine
-        self._vocabulary = vocabulary
+        self.vocabulary = vocabulary
         self._metrics = metrics
         self._verification = verification
         self.job = job
@@ -115,10 +115,14 @@ class Generation:
     @property
     def usage(self) -> Usage:
         """The counts so far."""
+        drafts = [tally.draft for tally in self._tallies if tally.request.prediction_token_ids]
+        num_accepted = sum(draft.num_accepted_tokens for draft in drafts)
+        num_drafted = sum(draft.num_draft_tokens for draft in drafts)
         return Usage(
-            sum(len(tally.request.prompt_token_ids) for tally in self._tallies),
-            sum(tally.num_output_tokens for tally in self._tallies),
-            sum(tally.num_cached_tokens for tally in self._tallies),
+            num_prompt_tokens=sum(len(tally.request.prompt_token_ids) for tally in self._tallies[:: self.job.num_choices]),
+            num_output_tokens=sum(tally.num_output_tokens for tally in self._tallies),
+            num_cached_tokens=sum(tally.num_cached_tokens for tally in self._tallies),
+            prediction=(num_accepted, num_drafted - num_accepted) if drafts else None,
         )
 
     @property
@@ -146,7 +150,7 @@ class Generation:
 
     async def _run_one(self, tally: Tally) -> AsyncGenerator[TextDelta, None]:
         request = tally.request
-        detokenizer = Detokenizer(self._vocabulary, request.prompt_token_ids, self.job.stops)
+        detokenizer = Detokenizer(self.vocabulary, request.prompt_token_ids, self.job.stops, request.sampling.min_tokens)
         deltas = self._engine.submit(request)
         last: TextDelta | None = None
         ended = FinishReason.ABORT

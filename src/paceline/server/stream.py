@@ -12,13 +12,16 @@ from enum import Enum, auto
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from paceline.core.outcome import TokenLogprobs
 from paceline.errors import PacelineError
 from paceline.metrics.requests import ErrorKind, RequestMetrics
+from paceline.server.detokenize import ReportedToken
 from paceline.server.generation import Generation
 from paceline.server.inflight import InFlight, InterruptedAnswerError, Interruption
 from paceline.server.openai import answers
 from paceline.server.openai.answers import Choice, Envelope
 from paceline.server.openai.errors import ErrorAnswer, answer_for
+from paceline.server.openai.logprobs import LogprobWriter, prompt_logprobs
 from paceline.server.openai.requests import StreamOptions
 
 _log = logging.getLogger(__name__)
@@ -100,15 +103,16 @@ class StreamResponse(GenerationResponse):
     async def _answer(self, send: Send) -> None:
         envelope, generation = self._envelope, self._generation
         opened: set[int] = set()
+        logprobs = LogprobWriter(generation.vocabulary, envelope.is_chat)
         async with aclosing(generation.run()) as deltas:
             async for index, delta in deltas:
                 chunk = b""
                 if index not in opened:
                     opened.add(index)
                     chunk = envelope.first_chunk(index)
-                if delta.text or delta.finish_reason is not None:
+                if delta.text or delta.finish_reason is not None or delta.tokens:
                     usage = generation.usage if self._options.continuous_usage_stats else None
-                    chunk += envelope.text_chunk(index, delta.text, delta.finish_reason, usage)
+                    chunk += envelope.text_chunk(index, delta.text, delta.finish_reason, usage, logprobs.entry(index, delta.tokens))
                 if self._phase is _Phase.NOTHING_SENT:
                     self._phase = _Phase.STREAMING
                     await _send_start(send, 200, [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")])
@@ -127,13 +131,26 @@ class BodyResponse(GenerationResponse):
     async def _answer(self, send: Send) -> None:
         generation = self._generation
         texts: list[list[str]] = [[] for _ in generation.job.requests]
+        tokens: list[list[ReportedToken]] = [[] for _ in texts]
+        of_prompts: list[list[TokenLogprobs]] = [[] for _ in texts]
         finish_reasons = [""] * len(texts)
         async with aclosing(generation.run()) as deltas:
             async for index, delta in deltas:
                 texts[index].append(delta.text)
+                tokens[index] += delta.tokens
+                of_prompts[index] += delta.prompt_logprobs
                 if delta.finish_reason is not None:
                     finish_reasons[index] = delta.finish_reason
-        choices = [Choice("".join(parts), reason) for parts, reason in zip(texts, finish_reasons, strict=True)]
+        logprobs = LogprobWriter(generation.vocabulary, self._envelope.is_chat)
+        choices = [
+            Choice(
+                "".join(texts[index]),
+                finish_reasons[index],
+                logprobs.entry(index, tokens[index]),
+                prompt_logprobs(generation.vocabulary, request, of_prompts[index]),
+            )
+            for index, request in enumerate(generation.job.requests)
+        ]
         body = self._envelope.body(choices, generation.usage, generation.metrics)
         self._phase = _Phase.ENDING
         await send_json(send, 200, body)
