@@ -86,6 +86,10 @@ class AnswerConfig:
     top_p: float = _setting(1.0, "Sample from the likeliest tokens that together have this probability; 1 is off.", above=0, high=1)
     top_k: int = _setting(0, "Sample from this many likeliest tokens; 0 and -1 are off.", low=-1, high=MAX_INT)
     min_p: float = _setting(0.0, "Drop tokens below this share of the likeliest one's probability; 0 is off.", low=0, high=1)
+    presence_penalty: float = _setting(0.0, "Taken off the logit of tokens that the answer holds.", low=-2, high=2)
+    frequency_penalty: float = _setting(0.0, "Taken off the logit of a token for each time that the answer holds it.", low=-2, high=2)
+    repetition_penalty: float = _setting(1.0, "Above 1 makes tokens of prompt and answer less likely; 1 is off.", above=0, high=100)
+    min_tokens: int = _setting(0, "Tokens of an answer before it may end by itself.", low=0, high=MAX_INT)
 
 
 Config = EngineConfig | ServerConfig | AnswerConfig

@@ -3,19 +3,19 @@
 The same scheduler, executor and loop as the server's engine process; no sockets and no HTTP packages.
 """
 
-import itertools
 import random
 import time
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain, count
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
 from paceline.config import AnswerConfig, EngineConfig, check_engine, check_ranges
-from paceline.core.outcome import RequestStats, TokenDelta
+from paceline.core.outcome import RequestStats, TokenDelta, TokenLogprobs
 from paceline.core.progress import Progress, SilentProgress
 from paceline.core.request import FinishReason, Request, SamplingParams
 from paceline.core.stats import EngineStats
@@ -35,6 +35,8 @@ class Output:
     text: str
     finish_reason: FinishReason
     stats: RequestStats
+    logprobs: tuple[TokenLogprobs, ...] = ()  # one per token, if asked for
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # one per prompt token from the second on, if asked for
 
 
 class LLM:
@@ -50,7 +52,7 @@ class LLM:
         self.folder: Path = target.path
         self.tokenizer: Tokenizer = Tokenizer.from_file(str(target.path / "tokenizer.json"))
         self._loop = EngineLoop(Scheduler(SchedulerConfig.from_engine_config(self.config), self.facts), executor)
-        self._ids = itertools.count()
+        self._ids = count()
         self._seeds = random.Random(self.config.seed)  # noqa: S311 - for samples, not for secrets
         self._received: dict[str, deque[TokenDelta]] = {}  # of running requests, not yet read
 
@@ -72,14 +74,8 @@ class LLM:
         """
         each = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else list(sampling)
         requests = [self._request(prompt, params, max_draft_length) for prompt, params in zip(prompts, each, strict=True)]
-        tokens: dict[str, list[int]] = {request.request_id: [] for request in requests}
-        last: dict[str, TokenDelta] = {}
         with self._running(requests):
-            for request in requests:
-                for delta in self._deltas(request):
-                    tokens[request.request_id].extend(delta.token_ids)
-                    last[request.request_id] = delta
-        return [self._output(request, tokens[request.request_id], last[request.request_id]) for request in requests]
+            return [self._output(request, list(self._deltas(request))) for request in requests]
 
     def stream(self, prompt: str | Sequence[int], sampling: SamplingParams, max_draft_length: int | None = None) -> Iterator[TokenDelta]:
         """Run one prompt and yield its deltas as steps finish; closing the iterator aborts it. Several streams may be read in turn."""
@@ -122,16 +118,44 @@ class LLM:
         if not all(0 <= token < self.facts.vocab_size for token in ids):
             raise BadInputError(f"a prompt token id is outside the vocabulary 0..{self.facts.vocab_size - 1}", param="prompt")
         self.facts.check_prompt(len(ids))
-        answer = AnswerConfig(sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p)
-        check_ranges(answer, spell=str)
+        check_ranges(_answer_config(sampling), spell=str)
+        listed = {*sampling.stop_token_ids, *(token for token, _ in sampling.logit_bias), *chain(*sampling.banned_sequences)}
+        if not all(0 <= token < self.facts.vocab_size for token in listed):
+            raise BadInputError(
+                f"a token id of the sampling options is outside the vocabulary 0..{self.facts.vocab_size - 1}", param="sampling"
+            )
         if max_draft_length is not None and max_draft_length < 0:
             raise BadInputError(f"max_draft_length is {max_draft_length}; it must be at least 0", param="max_draft_length")
         seed = self._seeds.getrandbits(64) if sampling.seed is None else sampling.seed
         sampling = replace(sampling, seed=seed).normalised(self.facts.vocab_size)
         return Request(f"llm-{next(self._ids)}", ids, sampling, time.monotonic(), max_draft_length)
 
-    def _output(self, request: Request, token_ids: list[int], last: TokenDelta) -> Output:
+    def _output(self, request: Request, deltas: Sequence[TokenDelta]) -> Output:
+        last = deltas[-1]
         if last.finish_reason is None or last.stats is None:
             raise PacelineError(last.error or "the engine ended a request without its statistics")
-        text = self.tokenizer.decode(token_ids)
-        return Output(request.prompt_token_ids, tuple(token_ids), text, last.finish_reason, last.stats)
+        token_ids = tuple(chain.from_iterable(delta.token_ids for delta in deltas))
+        return Output(
+            prompt_token_ids=request.prompt_token_ids,
+            token_ids=token_ids,
+            text=self.tokenizer.decode(list(token_ids)),
+            finish_reason=last.finish_reason,
+            stats=last.stats,
+            logprobs=tuple(chain.from_iterable(delta.logprobs for delta in deltas)),
+            prompt_logprobs=deltas[0].prompt_logprobs,
+        )
+
+
+def _answer_config(sampling: SamplingParams) -> AnswerConfig:
+    """The options that have ranges."""
+    return AnswerConfig(
+        max_tokens=sampling.max_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+        min_tokens=sampling.min_tokens,
+    )

@@ -1,6 +1,7 @@
 """The default model over a real socket: what a newcomer's first client does, and the first promise through HTTP."""
 
 import json
+import math
 import time
 from collections.abc import Iterator
 
@@ -62,7 +63,14 @@ def test_token_id_prompt_and_stop(client: openai.OpenAI, real_server: RunningSer
     assert stopped.choices[0].text == plain.choices[0].text[: plain.choices[0].text.index(stop)]
 
 
-@pytest.mark.parametrize("options", [{"temperature": 0}, {"temperature": 0.8, "top_p": 0.95, "seed": 42}], ids=["greedy", "seeded"])
+OPTIONS = {
+    "greedy": {"temperature": 0},
+    "seeded": {"temperature": 0.8, "top_p": 0.95, "seed": 42},
+    "penalised": {"temperature": 0.5, "seed": 3, "frequency_penalty": 0.1, "presence_penalty": -0.1, "min_tokens": 40},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_same_tokens_with_and_without_speculation(real_server: RunningServer, options: dict[str, object]) -> None:
     prompt = f"Repeat this list exactly:\n{LIST}\nCopy:\n1. red apple\n"
     body = {"model": DEFAULT_MODEL, "prompt": prompt, "max_tokens": 48, **options}
@@ -71,6 +79,35 @@ def test_same_tokens_with_and_without_speculation(real_server: RunningServer, op
     assert drafted["choices"] == plain["choices"]
     assert json.loads(json.dumps(plain))["metrics"]["speculative_decoding"]["num_draft_tokens"] == 0
     assert json.loads(json.dumps(drafted))["metrics"]["speculative_decoding"]["num_accepted_draft_tokens"] > 0
+
+
+def test_logprobs_of_several_choices(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model=DEFAULT_MODEL, messages=QUESTION, temperature=0, max_tokens=16, n=2, logprobs=True, top_logprobs=3, logit_bias={"42": -5}
+    )
+    assert [choice.index for choice in answer.choices] == [0, 1]
+    for choice in answer.choices:
+        assert choice.logprobs is not None and choice.logprobs.content is not None
+        *content, end = choice.logprobs.content
+        assert "".join(entry.token for entry in content) == choice.message.content
+        assert end.token == "<|im_end|>"
+        for entry in (*content, end):
+            assert entry.token == entry.top_logprobs[0].token, "at temperature 0 the likeliest token is taken"
+            assert 0 < sum(math.exp(top.logprob) for top in entry.top_logprobs) <= 1.0001
+
+
+def test_a_predicted_output_is_accepted(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model=DEFAULT_MODEL,
+        messages=QUESTION,
+        temperature=0,
+        max_tokens=32,
+        prediction={"type": "content", "content": "The capital of France is Paris."},
+    )
+    assert answer.usage is not None and answer.usage.completion_tokens_details is not None
+    assert answer.usage.completion_tokens_details.accepted_prediction_tokens
+    unaided = client.chat.completions.create(model=DEFAULT_MODEL, messages=QUESTION, temperature=0, max_tokens=32)
+    assert answer.choices[0].message.content == unaided.choices[0].message.content
 
 
 def test_second_identical_prompt_hits_the_prefix_cache(real_server: RunningServer) -> None:

@@ -40,11 +40,19 @@ class DrafterDriver:
         self._admitted: list[Admission] = []
         self._step_id = 0
 
-    def admit(self, slot: int, token_ids: Sequence[int], sampling: SamplingParams, *, num_prompt_tokens: int | None = None) -> None:
+    def admit(
+        self,
+        slot: int,
+        token_ids: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        num_prompt_tokens: int | None = None,
+        prediction: tuple[int, ...] = (),
+    ) -> None:
         """Put a sequence into a slot; the next plan says so. `token_ids` may hold output already, as after preemption."""
         prompt = len(token_ids) if num_prompt_tokens is None else num_prompt_tokens
-        self._admitted.append(Admission(slot, tuple(token_ids), prompt, sampling, 0, 0))
-        self.slots[slot] = Slot(list(token_ids), prompt, sampling, [], 0)
+        self._admitted.append(Admission(slot, tuple(token_ids), prompt, sampling, (), 0, 0))
+        self.slots[slot] = Slot(list(token_ids), prompt, sampling, [], 0, prediction_token_ids=prediction)
 
     def release(self, slot: int) -> None:
         self._released.append(slot)
@@ -73,7 +81,7 @@ class DrafterDriver:
         stacked = torch.stack(logits) if logits else torch.zeros((0, self.target.spec.vocab_size))
         result = verify(stacked, proposal, sampling_rows(plan.spans, self.slots), self.rule)
         for i, span in enumerate(plan.spans):
-            self.slots[span.slot].token_ids += result.token_ids[i, : int(result.num_emitted[i])].tolist()
+            self.slots[span.slot].append(result.token_ids[i, : int(result.num_emitted[i])].tolist())
         self.drafter.observe(plan, self.slots, result, torch.zeros((len(logits), 1)))
         return proposal
 

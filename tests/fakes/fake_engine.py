@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from paceline.core.facts import EngineFacts
-from paceline.core.outcome import DraftStats, RequestStats, TokenDelta
+from paceline.core.outcome import DraftStats, RequestStats, TokenDelta, TokenLogprobs
 from paceline.core.request import FinishReason, Request
 from paceline.core.stats import EngineStats
 from paceline.errors import EngineDeadError
@@ -115,6 +115,7 @@ class FakeEngine:
         tokens, reason = ending(request, self.answer(request))
         chunks = [tokens[:1], *(tokens[start : start + self.chunk] for start in range(1, len(tokens), self.chunk))]
         k = self.facts.max_draft_length if request.max_draft_length is None else request.max_draft_length
+        prompt = logprobs_of(request.prompt_token_ids[1:], request.sampling.num_prompt_logprobs)
         draft = DraftStats(accepted_histogram=[0] * (k + 1))
         stats = RequestStats(draft, k, num_cached_tokens=0, num_preemptions=0, queue_ms=0.5, prefill_ms=2.0, decode_ms=0.0)
         for index, token_ids in enumerate(chunks):
@@ -129,7 +130,18 @@ class FakeEngine:
                 draft.num_plain_steps += 1
             is_last = index == len(chunks) - 1
             given = replace(stats, draft=DraftStats()) if index == 0 and not is_last else stats if is_last else None
-            yield TokenDelta(request.request_id, tuple(token_ids), reason if is_last else None, given, num_drafted=num_drafted)
+            delta = TokenDelta(request.request_id, tuple(token_ids), reason if is_last else None, given, num_drafted=num_drafted)
+            yield replace(
+                delta, logprobs=logprobs_of(token_ids, request.sampling.num_logprobs), prompt_logprobs=prompt if not index else ()
+            )
+
+
+def logprobs_of(token_ids: Sequence[int], num_top: int | None) -> tuple[TokenLogprobs, ...]:
+    """Made-up figures: a token's own is -0.5, the likeliest are the ids from 10 on, at -0.1, -0.2 ..."""
+    if num_top is None:
+        return ()
+    top_ids = tuple(range(10, 10 + num_top))
+    return tuple(TokenLogprobs(-0.5, top_ids, tuple(-(i + 1) / 10 for i in range(num_top))) for _ in token_ids)
 
 
 def ending(request: Request, tokens: Sequence[int]) -> tuple[Sequence[int], FinishReason]:

@@ -57,6 +57,10 @@ def generate(
         top_k=answer.top_k,
         top_p=answer.top_p,
         min_p=answer.min_p,
+        presence_penalty=answer.presence_penalty,
+        frequency_penalty=answer.frequency_penalty,
+        repetition_penalty=answer.repetition_penalty,
+        min_tokens=answer.min_tokens,
         seed=secrets.randbits(64) if config.seed is None else config.seed,
     )
     detokenizer = Detokenizer(Vocabulary(llm.tokenizer), prompt_token_ids, ())

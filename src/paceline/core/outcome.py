@@ -6,6 +6,15 @@ from paceline.core.request import FinishReason
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural logarithms of probabilities under the target's raw law, at one token's place."""
+
+    logprob: float  # of the token that stands there
+    top_token_ids: tuple[int, ...]  # the likeliest tokens, as many as were asked for, likeliest first
+    top_logprobs: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class SlotOutcome:
     """What one span yielded. `new_token_ids` are the accepted drafts and then exactly one more; empty in mid-prompt."""
 
@@ -14,6 +23,8 @@ class SlotOutcome:
     num_drafted: int
     num_accepted: int
     num_draft_computed_tokens: int  # committed tokens with valid drafter KV after this step; 0 if it keeps none
+    logprobs: tuple[TokenLogprobs, ...] = ()  # one per new token, if the request asks
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of the tokens behind those that a prompt chunk ran, as far as they are prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,3 +86,5 @@ class TokenDelta:
     stats: RequestStats | None = None
     error: str | None = None  # why, when finish_reason is ERROR
     num_drafted: int = 0  # draft tokens that this step verified for the request
+    logprobs: tuple[TokenLogprobs, ...] = ()  # one per token, if the request asks
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # with the first delta: of the prompt's tokens from the second on

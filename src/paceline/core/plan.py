@@ -38,8 +38,10 @@ class Admission:
     token_ids: tuple[int, ...]
     num_prompt_tokens: int
     sampling: SamplingParams
+    stop_token_ids: tuple[int, ...]  # every token that ends the sequence, the model's own included
     num_computed_tokens: int  # leading tokens whose target KV the prefix cache supplied
     num_draft_computed_tokens: int  # the same for the drafter's KV, <= num_computed_tokens
+    prediction_token_ids: tuple[int, ...] = ()  # output that the client expects
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,24 @@ class SamplingParams:
     seed: int | None = None  # 64 bits unsigned; where it is None, the edge draws one for a request that samples
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    presence_penalty: float = 0.0  # taken off a token's logit if the output holds it
+    frequency_penalty: float = 0.0  # taken off for each time that the output holds it
+    repetition_penalty: float = 1.0  # > 0; divides a positive logit, multiplies a negative one, of a token in prompt or output
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, what is added to its logit), ids distinct
+    banned_sequences: tuple[tuple[int, ...], ...] = ()  # never appear in the output; none is empty
+    min_tokens: int = 0  # before this many output tokens no token ends the answer
+    num_logprobs: int | None = None  # likeliest tokens whose log-probability is reported beside the chosen one's; None: report nothing
+    num_prompt_logprobs: int | None = None  # the same for each prompt token from the second on
+
+    @property
+    def adjusts_logits(self) -> bool:
+        """Whether the target's logits are changed before temperature and cuts."""
+        return self.has_penalties or bool(self.logit_bias or self.banned_sequences) or self.min_tokens > 0
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether logits depend on how often tokens have occurred."""
+        return self.presence_penalty != 0 or self.frequency_penalty != 0 or self.repetition_penalty != 1
 
     def normalised(self, vocab_size: int) -> "SamplingParams":
         """Values that mean the same become the same: the edge takes any `top_k`, any temperature and signed seeds; the engine these."""
@@ -53,3 +71,4 @@ class Request:
     arrival_s: float  # time.monotonic(), which Linux shares between processes
     max_draft_length: int | None = None  # None: the engine's own limit; 0: no speculation for this request
     cache_salt: str = ""  # requests share cached prefixes only within one salt
+    prediction_token_ids: tuple[int, ...] = ()  # what the client expects of the output; drafts may come from it, and nothing else does

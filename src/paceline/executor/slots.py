@@ -40,7 +40,7 @@ class SlotTable:
             slot.num_computed_tokens = (
                 span.start + span.num_new_tokens if span.kind is SpanKind.PREFILL else len(slot.token_ids) + count - 1
             )
-            slot.token_ids.extend(new)
+            slot.append(new)
             new_tokens.append(new)
         return new_tokens
 
@@ -57,4 +57,6 @@ def _new_slot(admission: Admission) -> Slot:
         sampling=admission.sampling,
         page_ids=[],
         num_computed_tokens=admission.num_computed_tokens,
+        stop_token_ids=admission.stop_token_ids,
+        prediction_token_ids=admission.prediction_token_ids,
     )

@@ -15,6 +15,9 @@ from paceline.scheduler.prefix_cache import CachedPage
 from paceline.scheduler.residents import Residents
 from paceline.scheduler.row import Outlook, Row
 
+_MAX_LOGPROBS_CHUNK = 256
+"""Prompt tokens per step whose logits are all wanted: with a vocabulary of 150,000 these take 150 MB."""
+
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
@@ -73,6 +76,7 @@ class StepBuilder:
         self._rotation = rotation
         self._num_tokens_left = limits.max_num_batched_tokens
         self._blocked_order: int | None = None  # age of the oldest row that found no page
+        self._is_prompt_held_back = False  # a prompt got less than the budget, and counts on free pages for the rest
         self._works: dict[int, Work] = {}  # by slot, in planning order
         self.admitted: list[Row] = []
         self.preempted: list[Row] = []
@@ -129,6 +133,9 @@ class StepBuilder:
         start = outlook.num_computed_tokens
         num_tokens = len(row.sequence.token_ids)
         end = min(num_tokens, start + self._num_tokens_left)
+        if row.request.sampling.num_prompt_logprobs is not None:
+            end = min(end, start + _MAX_LOGPROBS_CHUNK)
+            self._is_prompt_held_back = end < num_tokens
         covered = self._residents.stretch(row, end)
         if covered > start:
             self._add(Work(row, _slot(row), outlook, SpanKind.PREFILL, start, start, covered - start, covered == num_tokens))
@@ -138,8 +145,7 @@ class StepBuilder:
     def _admissions(self) -> None:
         """Waiting rows in order, until one does not fit: nobody overtakes."""
         residents = self._residents
-        max_num_running = self._limits.max_num_running
-        while self._waiting and self._num_tokens_left > 0 and residents.has_free_slot and len(residents.running) < max_num_running:
+        while self._waiting and self._may_admit():
             row = self._waiting[0]
             cached = residents.match(row)
             if not self._fits(row, cached):
@@ -154,6 +160,11 @@ class StepBuilder:
                 self._add_decode(row, outlook)
             else:
                 self._add_chunk(row, outlook)
+
+    def _may_admit(self) -> bool:
+        residents = self._residents
+        has_room = residents.has_free_slot and len(residents.running) < self._limits.max_num_running
+        return has_room and self._num_tokens_left > 0 and not self._is_prompt_held_back
 
     def _fits(self, row: Row, cached: list[CachedPage]) -> bool:
         """All its known tokens must find pages, and each running row one more: else it would soon be preempted, its prefill lost.

@@ -44,8 +44,11 @@ class Residents:
         return bool(self._free_slots)
 
     def match(self, row: Row) -> list[CachedPage]:
-        """Cached pages that hold the row's leading tokens. One token always stays to be computed: its logits are wanted."""
-        if not self._enable_prefix_caching:
+        """Cached pages that hold the row's leading tokens. One token always stays to be computed: its logits are wanted.
+
+        Of a prompt whose log-probabilities are asked for all tokens are.
+        """
+        if not self._enable_prefix_caching or row.request.sampling.num_prompt_logprobs is not None:
             return []
         token_ids = row.sequence.token_ids
         num_pages = (len(token_ids) - 1) // self.pool.page_size
@@ -76,8 +79,10 @@ class Residents:
                 token_ids=tuple(sequence.token_ids),
                 num_prompt_tokens=sequence.num_prompt_tokens,
                 sampling=row.request.sampling,
+                stop_token_ids=tuple(sorted(row.stop_token_ids)),
                 num_computed_tokens=sequence.num_computed_tokens,
                 num_draft_computed_tokens=sequence.num_draft_computed_tokens,
+                prediction_token_ids=row.request.prediction_token_ids,
             )
         )
         self.by_slot[slot] = row

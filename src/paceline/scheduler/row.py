@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from paceline.core.outcome import DraftStats, RequestStats
+from paceline.core.outcome import DraftStats, RequestStats, TokenLogprobs
 from paceline.core.plan import Span, SpanKind
 from paceline.core.request import Request
 from paceline.core.sequence import Sequence, SequenceStatus
@@ -37,6 +37,7 @@ class Row:
     num_cached_pages: int = 0  # leading pages known to the prefix cache, or found there in another copy
     num_cached_draft_pages: int = 0  # the same for the drafter's half
     num_hit_tokens: int = 0  # prompt tokens that the prefix cache supplied at first admission
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])  # of the prompt's tokens from the second on
     num_preemptions: int = 0
     admitted_s: float | None = None  # first admission
     first_token_s: float | None = None

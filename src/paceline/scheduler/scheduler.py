@@ -204,15 +204,23 @@ class Scheduler:
             sequence.num_draft_computed_tokens = min(outcome.num_draft_computed_tokens, len(sequence.token_ids) - 1)
         self._residents.remember(row)
         self._stats.num_generation_tokens += len(tokens)
+        row.prompt_logprobs += outcome.prompt_logprobs[max(len(row.prompt_logprobs) - span.start, 0) :]  # a preempted prompt runs again
+        # The first delta carries what is known so far, for a reader that ends the request itself, at a stop string.
+        is_first = 0 < len(tokens) == sequence.num_output_tokens
+        logprobs, prompt_logprobs = outcome.logprobs[: len(tokens)], tuple(row.prompt_logprobs) if is_first else ()
         if reason is not None:
-            return self._finish(row, reason, tokens)
+            return replace(self._finish(row, reason, tokens), logprobs=logprobs, prompt_logprobs=prompt_logprobs)
         self._residents.trim(row, row.num_covered_tokens if row.in_flight else len(sequence.token_ids))
         if not tokens:
             return None
-        # The first delta carries what is known so far, for a reader that ends the request itself, at a stop string.
-        is_first = sequence.num_output_tokens == len(tokens)
-        stats = request_stats(row, self._clock()) if is_first else None
-        return TokenDelta(row.request.request_id, tokens, stats=stats, num_drafted=outcome.num_drafted)
+        return TokenDelta(
+            row.request.request_id,
+            tokens,
+            stats=request_stats(row, self._clock()) if is_first else None,
+            num_drafted=outcome.num_drafted,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+        )
 
     def _append(self, row: Row, new_token_ids: tuple[int, ...]) -> tuple[tuple[int, ...], FinishReason | None]:
         """Appends up to the token that ends the sequence and says why it ends. A stop token at the limit is a stop."""

@@ -9,7 +9,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,7 +19,8 @@ from paceline.core.facts import EngineFacts
 from paceline.core.request import Request, SamplingParams
 from paceline.errors import BadInputError, NotFoundError
 from paceline.server.detokenize import Vocabulary
-from paceline.server.openai.requests import ChatCompletionRequest, CompletionRequest, GenerationRequest, Message
+from paceline.server.openai.requests import MAX_CHOICES, ChatCompletionRequest, CompletionRequest, GenerationRequest, Message
+from paceline.server.sampling import banned_sequences, check_options, check_token_ids, for_choice, sampling_params
 from paceline.server.template import load_chat_template
 
 T = TypeVar("T")
@@ -28,17 +29,16 @@ _NUM_THREADS = 2
 _DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
 _TOO_LONG = "context_length_exceeded"
 _EMPTY = "the prompt is empty; give at least one token"
-_DEFAULT_TEMPERATURE = 1.0  # OpenAI's
-_SEEDS = range(-(2**63), 2**64)  # signed and unsigned 64 bits are both in use
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What one HTTP request asks of the engine: one engine request for each prompt, all with the same options."""
+    """What one HTTP request asks of the engine: one engine request for each choice of each prompt, in this order."""
 
     answer_id: str
     requests: tuple[Request, ...]
     stops: tuple[str, ...]
+    num_choices: int = 1  # of each prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,7 @@ class _Ask:
     prompt_param: str
     limit: _OutputLimit
     arrival_s: float
+    prediction_token_ids: tuple[int, ...] = ()
 
 
 class Preparation:
@@ -83,12 +84,16 @@ class Preparation:
     async def chat(self, body: ChatCompletionRequest) -> Job:
         """The job of a chat completion. Raises BadInputError for what this model or version cannot do."""
         arrival_s = time.monotonic()
-        prompt = await self.chat_prompt(body)
+        self._check(body)
+        self._check_num_chars(sum(len(message.text) for message in body.messages), "messages")
+        prediction = "" if body.prediction is None else body.prediction.text
+        self._check_num_chars(len(prediction), "prediction")
+        prompt, prediction_token_ids = await self._in_thread(lambda: (self._encode_chat(body.messages), self._encode_plain(prediction)))
         if body.max_completion_tokens is not None:
             limit = _OutputLimit(body.max_completion_tokens, "max_completion_tokens")
         else:
             limit = _OutputLimit(body.max_tokens, "max_tokens")
-        return self._job("chatcmpl", [prompt], _Ask(body, "messages", limit, arrival_s))
+        return await self._job("chatcmpl", [prompt], _Ask(body, "messages", limit, arrival_s, prediction_token_ids))
 
     async def completion(self, body: CompletionRequest, limit_param: str = "max_tokens") -> Job:
         """The job of a completion. Raises BadInputError for what this model or version cannot do.
@@ -105,7 +110,7 @@ class Preparation:
                 self._check_num_chars(len(text), "prompt")
             prompts = await self._in_thread(lambda: self._encode_texts(texts))
         limit = _OutputLimit(body.max_tokens, limit_param, _DEFAULT_COMPLETION_TOKENS)
-        return self._job("cmpl", prompts, _Ask(body, "prompt", limit, arrival_s))
+        return await self._job("cmpl", prompts, _Ask(body, "prompt", limit, arrival_s))
 
     async def chat_prompt(self, body: ChatCompletionRequest) -> list[int]:
         """The tokens of a chat, however many. Raises BadInputError for what this model or version cannot do."""
@@ -121,7 +126,7 @@ class Preparation:
 
     async def decode(self, token_ids: Sequence[int]) -> str:
         """The text of any tokens, special ones included. Raises BadInputError for ids that the model lacks."""
-        self._check_token_ids(token_ids, "tokens")
+        check_token_ids(token_ids, "tokens", self._facts)
         # decode_batch: unlike decode it lets other threads run.
         texts = await self._in_thread(lambda: self._tokenizer.decode_batch([list(token_ids)], skip_special_tokens=False))
         return texts[0]
@@ -139,36 +144,50 @@ class Preparation:
                 code="model_not_found",
             )
 
-    def _job(self, kind: str, prompts: Sequence[list[int]], ask: _Ask) -> Job:
-        answer_id = f"{kind}-{uuid.uuid4().hex}"
-        requests = [self._request(f"{answer_id}-{index}", prompt, ask) for index, prompt in enumerate(prompts)]
-        return Job(answer_id, tuple(requests), ask.body.stops)
+    async def _job(self, kind: str, prompts: Sequence[list[int]], ask: _Ask) -> Job:
+        answer_id, body = f"{kind}-{uuid.uuid4().hex}", ask.body
+        num_choices = body.n or 1
+        if num_choices * len(prompts) > MAX_CHOICES:
+            raise BadInputError(
+                f"{len(prompts)} prompts with n = {num_choices} make more than {MAX_CHOICES} answers; ask for fewer", param="n"
+            )
+        bad_words = body.bad_words or ()
+        banned = await self._in_thread(lambda: banned_sequences(bad_words, self._tokenizer)) if bad_words else ()
+        requests: list[Request] = []
+        for prompt in prompts:
+            seed = self._seeds.getrandbits(64) if body.seed is None else body.seed
+            sampling = sampling_params(body, self._facts, seed, banned)
+            for choice in range(num_choices):
+                requests.append(self._request(f"{answer_id}-{len(requests)}", prompt, for_choice(sampling, choice), ask))
+        return Job(answer_id, tuple(requests), body.stops, num_choices)
 
-    def _request(self, request_id: str, prompt: list[int], ask: _Ask) -> Request:
+    def _request(self, request_id: str, prompt: list[int], sampling: SamplingParams, ask: _Ask) -> Request:
         """Every prompt, whatever it was made of, is checked here: the engine trusts its tokens."""
         if not prompt:
             raise BadInputError(_EMPTY, param=ask.prompt_param)
         max_tokens = self._max_tokens(len(prompt), ask)
-        self._check_token_ids(prompt, ask.prompt_param)
+        if sampling.min_tokens > max_tokens:
+            raise BadInputError(
+                f"min_tokens is {sampling.min_tokens:,}, more than the {max_tokens:,} tokens of the answer", param="min_tokens"
+            )
+        check_token_ids(prompt, ask.prompt_param, self._facts)
         limit = ask.body.max_draft_length
         max_draft_length = None if limit is None else min(limit, self._facts.max_draft_length)
-        return Request(request_id, tuple(prompt), self._sampling(ask.body, max_tokens), ask.arrival_s, max_draft_length)
+        return Request(
+            request_id=request_id,
+            prompt_token_ids=tuple(prompt),
+            sampling=replace(sampling, max_tokens=max_tokens),
+            arrival_s=ask.arrival_s,
+            max_draft_length=max_draft_length,
+            prediction_token_ids=ask.prediction_token_ids,
+        )
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def _check(self, body: GenerationRequest) -> None:
         self.check_model(body.model)
-        if body.seed is not None and body.seed not in _SEEDS:
-            raise BadInputError("seed: must have at most 64 bits", param="seed")
-        if body.stream_options is not None and not body.stream:
-            raise BadInputError("stream_options only goes with stream: true", param="stream_options")
-        self._check_token_ids(body.stop_token_ids or (), "stop_token_ids")
-
-    def _check_token_ids(self, token_ids: Sequence[int], param: str) -> None:
-        highest = max(token_ids, default=0)
-        if highest >= self._facts.vocab_size:
-            raise BadInputError(f"token id {highest:,} is outside the vocabulary, 0 to {self._facts.vocab_size - 1:,}", param=param)
+        check_options(body, self._facts)
 
     def _check_num_chars(self, num_chars: int, param: str) -> None:
         """Refuse before tokenising what cannot fit: tokenisers are slower than linear on some text."""
@@ -192,6 +211,10 @@ class Preparation:
         # The template writes its special tokens itself. encode_batch_fast: unlike encode it lets other threads run.
         return self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
+    def _encode_plain(self, text: str) -> tuple[int, ...]:
+        """Tokens of a text that stands inside another one."""
+        return tuple(self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids) if text else ()
+
     def _encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
         return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(texts, add_special_tokens=True)]
 
@@ -210,18 +233,6 @@ class Preparation:
                 code=_TOO_LONG,
             )
         return limit.num_tokens
-
-    def _sampling(self, body: GenerationRequest, max_tokens: int) -> SamplingParams:
-        return SamplingParams(
-            max_tokens=max_tokens,
-            temperature=_DEFAULT_TEMPERATURE if body.temperature is None else body.temperature,
-            top_k=0 if body.top_k is None else body.top_k,
-            top_p=1.0 if body.top_p is None else body.top_p,
-            min_p=0.0 if body.min_p is None else body.min_p,
-            seed=self._seeds.getrandbits(64) if body.seed is None else body.seed,
-            stop_token_ids=tuple(body.stop_token_ids or ()),
-            ignore_eos=bool(body.ignore_eos),
-        ).normalised(self._facts.vocab_size)
 
 
 def _load_tokenizer(path: Path) -> Tokenizer:

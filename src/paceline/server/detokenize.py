@@ -10,12 +10,20 @@ from typing import Protocol
 
 from tokenizers import Tokenizer, decoders
 
-from paceline.core.outcome import TokenDelta
+from paceline.core.outcome import TokenDelta, TokenLogprobs
 from paceline.core.request import FinishReason
 
 _REPLACEMENT = "\ufffd"  # what decoders give for bytes that are not UTF-8
 _MAX_HELD_TOKENS = 8  # a character has at most 4 bytes and a token at least one; more held tokens are no character any more
 _NUM_CONTEXT_TOKENS = 6  # of the prompt: enough for a decoder to see that the output does not begin a text
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedToken:
+    """An output token with what the engine said of it."""
+
+    token_id: int
+    logprobs: TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +33,8 @@ class TextDelta:
     text: str
     num_tokens: int
     finish_reason: FinishReason | None
+    tokens: tuple[ReportedToken, ...] = ()  # the tokens counted, if their log-probabilities were asked for
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 class _Decoder(Protocol):
@@ -58,7 +68,7 @@ class Vocabulary:
             found = self._bytes[token_id] = _byte_level_bytes(token or "")
         return found
 
-    def token_text(self, token_id: int) -> str | None:
+    def whole_text(self, token_id: int) -> str | None:
         """The text of a token of a byte-level vocabulary that is whole characters; None for others."""
         try:
             return self._texts[token_id]
@@ -69,6 +79,17 @@ class Vocabulary:
                 text = None
             self._texts[token_id] = text
             return text
+
+    def shown_bytes(self, token_id: int) -> bytes:
+        """The bytes a token is listed with: those it stands for, or the name of a special token."""
+        if self._is_byte_level and token_id not in self._special:
+            return self.token_bytes(token_id)
+        name = self._tokenizer.id_to_token(token_id) or ""
+        return (name if token_id in self._special else self._tokenizer.decode([token_id]) or name).encode()
+
+    def token_text(self, token_id: int) -> str:
+        """What a token is listed as; bytes that are no characters are replaced."""
+        return self.shown_bytes(token_id).decode(errors="replace")
 
 
 class _ByteLevelDecoder:
@@ -83,7 +104,7 @@ class _ByteLevelDecoder:
 
     def push(self, token_id: int) -> str:
         if not self._is_open:  # nearly always: a look-up then, which is a fifth of the decoder's time
-            text = self._vocabulary.token_text(token_id)
+            text = self._vocabulary.whole_text(token_id)
             if text is not None:
                 return text
         text = self._utf8.decode(self._vocabulary.token_bytes(token_id))
@@ -167,10 +188,12 @@ class StopMatcher:
 class Detokenizer:
     """The text side of one running request."""
 
-    def __init__(self, vocabulary: Vocabulary, prompt_token_ids: Sequence[int], stops: Sequence[str]) -> None:
+    def __init__(self, vocabulary: Vocabulary, prompt_token_ids: Sequence[int], stops: Sequence[str], min_tokens: int = 0) -> None:
+        """Stop strings count from output token `min_tokens` on."""
         self._decoder = vocabulary.decoder(prompt_token_ids)
         self._matcher = StopMatcher(stops)
         self._has_stops = bool(stops)
+        self._num_unstoppable = min_tokens
 
     def push(self, delta: TokenDelta) -> TextDelta:
         """The text of a delta. A finish reason that `delta` lacks means that a stop string ended the answer here.
@@ -178,7 +201,7 @@ class Detokenizer:
         An incomplete character at the end of an answer is left out, and so is the text of a stop token.
         """
         num_tokens = len(delta.token_ids)
-        if delta.finish_reason is None and not self._has_stops:
+        if delta.finish_reason is None and not self._has_stops and not delta.logprobs and not delta.prompt_logprobs:
             push = self._decoder.push
             if num_tokens == 1:
                 return TextDelta(push(delta.token_ids[0]), 1, None)
@@ -186,13 +209,25 @@ class Detokenizer:
         num_text_tokens = num_tokens - (delta.finish_reason is FinishReason.STOP and num_tokens > 0)
         parts: list[str] = []
         for index in range(num_text_tokens):
-            text, is_stopped = self._matcher.push(self._decoder.push(delta.token_ids[index]))
+            text, is_stopped = self._decoder.push(delta.token_ids[index]), False
+            if self._num_unstoppable > 0:
+                self._num_unstoppable -= 1
+            else:
+                text, is_stopped = self._matcher.push(text)
             parts.append(text)
             if is_stopped:
-                return TextDelta("".join(parts), index + 1, FinishReason.STOP)
+                return _text_delta("".join(parts), index + 1, FinishReason.STOP, delta)
         if delta.finish_reason is not None:
             parts.append(self._matcher.flush())
-        return TextDelta("".join(parts), num_tokens, delta.finish_reason)
+        return _text_delta("".join(parts), num_tokens, delta.finish_reason, delta)
+
+
+def _text_delta(text: str, num_tokens: int, finish_reason: FinishReason | None, delta: TokenDelta) -> TextDelta:
+    if not delta.logprobs and not delta.prompt_logprobs:
+        return TextDelta(text, num_tokens, finish_reason)
+    reported = zip(delta.token_ids[:num_tokens], delta.logprobs, strict=False) if delta.logprobs else ()
+    tokens = tuple(ReportedToken(token_id, logprobs) for token_id, logprobs in reported)
+    return TextDelta(text, num_tokens, finish_reason, tokens, delta.prompt_logprobs)
 
 
 def _failure_table(stop: str) -> tuple[int, ...]:

@@ -97,10 +97,14 @@ class Generation:
     def __init__(self, engine: Engine, vocabulary: Vocabulary, job: Job, metrics: RequestMetrics, verification: str) -> None:
         """`verification`: the rule's name, for the answer's metrics."""
         self._engine = engine
+        self.vocabulary = vocabulary
         self._metrics = metrics
         self._verification = verification
         self.job = job
-        self._tallies = [Tally(request, Detokenizer(vocabulary, request.prompt_token_ids, job.stops)) for request in job.requests]
+        self._tallies = [
+            Tally(request, Detokenizer(vocabulary, request.prompt_token_ids, job.stops, request.sampling.min_tokens))
+            for request in job.requests
+        ]
         self._merged: asyncio.Queue[tuple[int, TextDelta] | None] = asyncio.Queue()  # of several prompts; holds at most their answers
         self._early_end = FinishReason.ABORT
 
@@ -128,10 +132,14 @@ class Generation:
     @property
     def usage(self) -> Usage:
         """The counts so far."""
+        drafts = [tally.draft for tally in self._tallies if tally.request.prediction_token_ids]
+        num_accepted = sum(draft.num_accepted_tokens for draft in drafts)
+        num_drafted = sum(draft.num_draft_tokens for draft in drafts)
         return Usage(
-            sum(len(tally.request.prompt_token_ids) for tally in self._tallies),
-            sum(tally.num_output_tokens for tally in self._tallies),
-            sum(tally.num_cached_tokens for tally in self._tallies),
+            num_prompt_tokens=sum(len(tally.request.prompt_token_ids) for tally in self._tallies[:: self.job.num_choices]),
+            num_output_tokens=sum(tally.num_output_tokens for tally in self._tallies),
+            num_cached_tokens=sum(tally.num_cached_tokens for tally in self._tallies),
+            prediction=(num_accepted, num_drafted - num_accepted) if drafts else None,
         )
 
     @property

@@ -10,7 +10,6 @@ from paceline.server.detokenize import TextDelta
 from paceline.server.generation import Generation
 from paceline.server.inflight import InFlight
 from paceline.server.openai import answers
-from paceline.server.openai.answers import Choice
 from paceline.server.openai.requests import CompletionRequest, OutputTokens, Temperature, read_body
 from paceline.server.stream import EventStream, WholeAnswer
 
@@ -36,9 +35,9 @@ def read_infer(body: bytes) -> InferRequest:
 class InferResponse(WholeAnswer):
     """One JSON object."""
 
-    def _body(self, choices: Sequence[Choice]) -> bytes:
+    def _body(self, choices: Sequence[TextDelta]) -> bytes:
         (choice,) = choices
-        return _answer(self._generation, choice)
+        return _answer(self._generation, choice.text, choice.finish_reason or "")
 
 
 class InferStream(EventStream):
@@ -55,19 +54,18 @@ class InferStream(EventStream):
         return b'data: {"text":' + msgspec.json.encode(delta.text) + b"}\n\n" if delta.text else b""
 
     def _end(self) -> bytes:
-        choice = Choice("".join(self._texts), self._finish_reason)
-        return b"data: " + _answer(self._generation, choice) + b"\n\n" + answers.DONE
+        return b"data: " + _answer(self._generation, "".join(self._texts), self._finish_reason) + b"\n\n" + answers.DONE
 
 
-def _answer(generation: Generation, choice: Choice) -> bytes:
+def _answer(generation: Generation, text: str, finish_reason: str) -> bytes:
     draft = generation.metrics.draft
     return msgspec.json.encode(
         {
-            "text": choice.text,
+            "text": text,
             "tokens": generation.usage.num_output_tokens,
             "latency_ms": round(generation.latency_ms, 3),
             "first_token_ms": round(generation.first_token_ms, 3),
             "accepted_length": 1 + draft.num_accepted_tokens / draft.num_spec_steps if draft.num_spec_steps else 1.0,
-            "finish_reason": choice.finish_reason,
+            "finish_reason": finish_reason,
         }
     )

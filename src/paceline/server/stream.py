@@ -23,6 +23,7 @@ from paceline.server.limits import deadline_of
 from paceline.server.openai import answers
 from paceline.server.openai.answers import Choice, Envelope
 from paceline.server.openai.errors import ErrorAnswer, answer_for
+from paceline.server.openai.logprobs import LogprobWriter, prompt_logprobs
 from paceline.server.openai.requests import StreamOptions
 
 _log = logging.getLogger(__name__)
@@ -168,6 +169,7 @@ class StreamResponse(EventStream):
         super().__init__(generation, in_flight, metrics)
         self._envelope = envelope
         self._options = options
+        self._logprobs = LogprobWriter(generation.vocabulary, envelope.is_chat)
         self._opened: set[int] = set()  # choices that have had their first chunk
 
     def _event(self, index: int, delta: TextDelta) -> bytes:
@@ -175,9 +177,10 @@ class StreamResponse(EventStream):
         if index not in self._opened:
             self._opened.add(index)
             chunk = self._envelope.first_chunk(index)
-        if delta.text or delta.finish_reason is not None:
+        if delta.text or delta.finish_reason is not None or delta.tokens:
             usage = self._generation.usage if self._options.continuous_usage_stats else None
-            chunk += self._envelope.text_chunk(index, delta.text, delta.finish_reason, usage)
+            logprobs = self._logprobs.entry(index, delta.tokens)
+            chunk += self._envelope.text_chunk(index, delta.text, delta.finish_reason, usage, logprobs)
         return chunk
 
     def _end(self) -> bytes:
@@ -189,19 +192,16 @@ class StreamResponse(EventStream):
 class WholeAnswer(GenerationResponse):
     """One JSON body when all is done. Subclasses say what stands in it."""
 
-    def _body(self, choices: Sequence[Choice]) -> bytes:
+    def _body(self, choices: Sequence[TextDelta]) -> bytes:
+        """`choices`: each answer as one delta."""
         raise NotImplementedError
 
     async def _answer(self, send: Send) -> None:
-        generation = self._generation
-        texts: list[list[str]] = [[] for _ in generation.job.requests]
-        finish_reasons = [""] * len(texts)
-        async with aclosing(generation.run()) as deltas:
+        parts: list[list[TextDelta]] = [[] for _ in self._generation.job.requests]
+        async with aclosing(self._generation.run()) as deltas:
             async for index, delta in deltas:
-                texts[index].append(delta.text)
-                if delta.finish_reason is not None:
-                    finish_reasons[index] = delta.finish_reason
-        body = self._body([Choice("".join(parts), reason) for parts, reason in zip(texts, finish_reasons, strict=True)])
+                parts[index].append(delta)
+        body = self._body([_joined(deltas) for deltas in parts])
         self._phase = _Phase.ENDING
         await send_json(send, 200, body)
 
@@ -213,8 +213,29 @@ class BodyResponse(WholeAnswer):
         super().__init__(generation, in_flight, metrics)
         self._envelope = envelope
 
-    def _body(self, choices: Sequence[Choice]) -> bytes:
-        return self._envelope.body(choices, self._generation.usage, self._generation.metrics)
+    def _body(self, choices: Sequence[TextDelta]) -> bytes:
+        generation = self._generation
+        logprobs = LogprobWriter(generation.vocabulary, self._envelope.is_chat)
+        told = [
+            Choice(
+                choice.text,
+                choice.finish_reason or "",
+                logprobs.entry(index, choice.tokens),
+                prompt_logprobs(generation.vocabulary, request, choice.prompt_logprobs),
+            )
+            for index, (choice, request) in enumerate(zip(choices, generation.job.requests, strict=True))
+        ]
+        return self._envelope.body(told, generation.usage, generation.metrics)
+
+
+def _joined(deltas: Sequence[TextDelta]) -> TextDelta:
+    return TextDelta(
+        "".join(delta.text for delta in deltas),
+        sum(delta.num_tokens for delta in deltas),
+        deltas[-1].finish_reason,
+        tuple(token for delta in deltas for token in delta.tokens),
+        tuple(entry for delta in deltas for entry in delta.prompt_logprobs),
+    )
 
 
 async def send_error(send: Send, error: ErrorAnswer) -> None:

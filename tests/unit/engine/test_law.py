@@ -30,6 +30,18 @@ P_VALUE = 1e-4
 
 OPTIONS = {
     "temperature": SamplingParams(NUM_TOKENS + 1, temperature=0.8, ignore_eos=True),
+    "adjusted": SamplingParams(
+        NUM_TOKENS + 1,
+        temperature=0.9,
+        ignore_eos=True,
+        presence_penalty=0.5,
+        frequency_penalty=0.4,
+        repetition_penalty=1.3,
+        logit_bias=((2, 1.0), (6, -1.5)),
+        banned_sequences=((3, 3), (1,)),
+        stop_token_ids=(0,),
+        min_tokens=NUM_TOKENS,
+    ),
     "top_k-top_p-min_p": SamplingParams(NUM_TOKENS + 1, temperature=1.2, top_k=6, top_p=0.9, min_p=0.05, ignore_eos=True),
 }
 
@@ -50,6 +62,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         ("ratio", "ngram", "top_k-top_p-min_p"),
         ("ratio", "draft_model", "temperature"),
         ("ratio", "draft_model", "top_k-top_p-min_p"),
+        ("ratio", "draft_model", "adjusted"),
     ],
 )
 def test_joint_law_of_three_tokens(folders: tuple[Path, Path], rule: str, draft: str, options: str) -> None:
@@ -107,8 +120,22 @@ def exact_law(folder: Path, sampling: SamplingParams) -> np.ndarray:
             logits = model(torch.tensor([PROMPT + prefix for prefix in prefixes])).logits[:, -1].double().numpy()
         for prefix, row in zip(prefixes, logits, strict=True):
             shape = (VOCAB_SIZE,) + (1,) * (NUM_TOKENS - depth - 1)
-            law[prefix] *= naive_law(row, sampling).reshape(shape)
+            law[prefix] *= naive_law(adjusted(row, prefix, sampling), sampling).reshape(shape)
     return law
+
+
+def adjusted(logits: np.ndarray, output: tuple[int, ...], sampling: SamplingParams) -> np.ndarray:
+    """Penalties, bias and bans on one row, one token after the other."""
+    row = logits.copy()
+    for token in range(len(row)):
+        if token in PROMPT + output:
+            row[token] = row[token] / sampling.repetition_penalty if row[token] > 0 else row[token] * sampling.repetition_penalty
+        row[token] -= sampling.frequency_penalty * output.count(token) + sampling.presence_penalty * (token in output)
+        row[token] += dict(sampling.logit_bias).get(token, 0.0)
+        is_early_stop = token in sampling.stop_token_ids and len(output) < sampling.min_tokens
+        if is_early_stop or any((*output, token)[-len(banned) :] == banned for banned in sampling.banned_sequences):
+            row[token] = -np.inf
+    return row
 
 
 def naive_law(logits: np.ndarray, sampling: SamplingParams) -> np.ndarray:

@@ -3,33 +3,20 @@
 Every case runs real models through the real scheduler and executor and must equal plain decoding of the same request alone.
 """
 
-import random
-from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
-import torch
-from safetensors.numpy import load_file, save_file
 
-from paceline.config import EngineConfig
-from paceline.core.progress import SilentProgress
-from paceline.core.request import Request, SamplingParams
-from paceline.core.sequence import Sequence
-from paceline.core.stats import EngineStats
-from paceline.engine.loop import EngineLoop
+from paceline.core.request import SamplingParams
 from paceline.executor import step
-from paceline.executor.load import load_executor
 from paceline.forward.inputs import RowInput
-from paceline.scheduler.draft_length import DraftLengthPolicy
-from paceline.scheduler.scheduler import Scheduler, SchedulerConfig
 from tests.fakes.tiny_models import make_tiny_model
+from tests.fakes.token_engine import MAX_DRAFT_LENGTH, Engine, FullDraftLength, Models, RandomDraftLength, engine, make_models, requests
 
-MAX_DRAFT_LENGTH = 8
 NUM_OUTPUT_TOKENS = 40
 DRAFTERS = ("none", "ngram", "draft_model")
-PAGE_SIZE = 8
 
 GREEDY = SamplingParams(NUM_OUTPUT_TOKENS, temperature=0, ignore_eos=True)
 SAMPLINGS = {
@@ -40,103 +27,9 @@ SAMPLINGS = {
 }
 
 
-class RandomDraftLength:
-    """A policy without any sense: whatever it answers, tokens must stay the same."""
-
-    def __init__(self, seed: int) -> None:
-        self._random = random.Random(seed)
-
-    def draft_length(self, sequence: Sequence, limit: int) -> int:
-        return self._random.randint(0, limit)
-
-    def observe(self, sequence: Sequence, num_drafted: int, num_accepted: int) -> None:
-        pass
-
-    def forget(self, request_id: str) -> None:
-        pass
-
-
-class FullDraftLength(RandomDraftLength):
-    """Always the limit, so that long drafts are tested whether or not they are accepted."""
-
-    def draft_length(self, sequence: Sequence, limit: int) -> int:
-        return limit
-
-
-@dataclass(frozen=True)
-class Models:
-    target: Path
-    draft: Path
-
-
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
-    """A target, and as its drafter the same model with noise on the weights and a larger padded vocabulary: it agrees often, not always."""
-    torch.set_num_threads(1)
-    root = tmp_path_factory.mktemp("models")
-    target = make_tiny_model(root / "target", "llama", vocab_size=320)
-    draft = make_tiny_model(root / "draft", "llama", vocab_size=352)
-    tensors = load_file(target / "model.safetensors")
-    rng = np.random.default_rng(1)
-    padded = {name: tensor + 0.05 * rng.standard_normal(tensor.shape).astype(np.float32) * tensor.std() for name, tensor in tensors.items()}
-    embedding = padded["model.embed_tokens.weight"]
-    padded["model.embed_tokens.weight"] = np.concatenate([embedding, np.ones((32, embedding.shape[1]), np.float32)])
-    save_file(padded, draft / "model.safetensors", metadata={"format": "pt"})
-    (draft / "tokenizer.json").write_bytes((target / "tokenizer.json").read_bytes())
-    return Models(target, draft)
-
-
-class Engine:
-    """One loaded engine, used for many batches of requests: loading costs more than a batch of a tiny model."""
-
-    def __init__(self, models: Models, config: EngineConfig, policy: DraftLengthPolicy | None = None) -> None:
-        draft_folder = str(models.draft) if config.draft == "draft_model" else None
-        config = replace(config, draft=str(models.draft)) if draft_folder else config
-        executor, self.facts = load_executor(config, str(models.target), draft_folder, SilentProgress())
-        self._loop = EngineLoop(Scheduler(SchedulerConfig.from_engine_config(config), self.facts, policy), executor)
-
-    def run(self, requests: Seq[Request]) -> list[tuple[int, ...]]:
-        """All requests as one dynamic batch; their output tokens in order."""
-        outputs: dict[str, list[int]] = {request.request_id: [] for request in requests}
-        for request in requests:
-            self._loop.add(request)
-        while self._loop.has_unfinished:
-            for delta in self._loop.step():
-                outputs[delta.request_id].extend(delta.token_ids)
-        assert self.stats().num_free_pages == self.stats().num_pages
-        return [tuple(outputs[request.request_id]) for request in requests]
-
-    def stats(self) -> EngineStats:
-        return self._loop.stats()
-
-
-def engine(draft: str, **changes: object) -> EngineConfig:
-    config = EngineConfig(
-        dtype="float32", draft=draft, max_draft_length=MAX_DRAFT_LENGTH, block_size=PAGE_SIZE, threads=1, kv_cache_memory_bytes=64 << 20
-    )
-    return replace(config, **changes)  # type: ignore[arg-type]
-
-
-def prompts(count: int = 6) -> list[tuple[int, ...]]:
-    """Random, periodic and mixed prompts of 1 to 60 tokens, so that lookup hits often and misses often."""
-    rng = random.Random(5)
-    periodic = [rng.randrange(3, 300) for _ in range(7)]
-    kinds = [
-        [rng.randrange(3, 300)],
-        periodic * 5,
-        [rng.randrange(3, 300) for _ in range(23)],
-        periodic + [rng.randrange(3, 300) for _ in range(10)] + periodic,
-        [rng.randrange(3, 300) for _ in range(60)],
-        [9] * 31,
-    ]
-    return [tuple(kinds[i % len(kinds)]) for i in range(count)]
-
-
-def requests(sampling: SamplingParams, max_draft_length: int | None = None) -> list[Request]:
-    return [
-        Request(f"r{i}", prompt, replace(sampling, seed=(sampling.seed or 0) ^ (i << 8)), 0.0, max_draft_length)
-        for i, prompt in enumerate(prompts())
-    ]
+    return make_models(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="module")
@@ -216,11 +109,11 @@ def test_every_architecture(tmp_path: Path, architecture: str) -> None:
 
 def test_a_planted_fault_is_noticed(models: Models, plain: dict[str, list[tuple[int, ...]]], monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafts that run one position too early read and write the wrong keys: the comparison must fail."""
-    honest = step._row_inputs
+    honest = step._row_input
 
-    def shifted(*arguments: object) -> list[RowInput]:
-        rows = honest(*arguments)  # type: ignore[arg-type]
-        return [replace(row, start=max(row.start - 1, 0)) if row.num_logits > 1 else row for row in rows]
+    def shifted(run: Any) -> RowInput:
+        row = honest(run)
+        return replace(row, start=max(row.start - 1, 0)) if row.num_logits > 1 else row
 
-    monkeypatch.setattr(step, "_row_inputs", shifted)
+    monkeypatch.setattr(step, "_row_input", shifted)
     assert Engine(models, engine("ngram"), FullDraftLength(0)).run(requests(GREEDY)) != plain["greedy"]

@@ -19,14 +19,19 @@ class Usage:
     num_prompt_tokens: int
     num_output_tokens: int
     num_cached_tokens: int
+    prediction: tuple[int, int] | None = None  # draft tokens accepted and rejected, of a request that came with a predicted output
 
     def fields(self) -> dict[str, object]:
-        return {
+        fields: dict[str, object] = {
             "prompt_tokens": self.num_prompt_tokens,
             "completion_tokens": self.num_output_tokens,
             "total_tokens": self.num_prompt_tokens + self.num_output_tokens,
             "prompt_tokens_details": {"cached_tokens": self.num_cached_tokens},
         }
+        if self.prediction is not None:
+            accepted, rejected = self.prediction
+            fields["completion_tokens_details"] = {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": rejected}
+        return fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +74,8 @@ class Choice:
 
     text: str
     finish_reason: str
+    logprobs: dict[str, object] | None = None
+    prompt_logprobs: list[dict[str, object] | None] | None = None  # in vLLM's shape, if asked for
 
 
 class Envelope:
@@ -76,7 +83,7 @@ class Envelope:
 
     def __init__(self, answer_id: str, model: str, created_s: int, is_chat: bool, has_usage: bool = False) -> None:
         """`has_usage`: the stream ends with a usage chunk, and the others carry `usage: null` as OpenAI's do."""
-        self._is_chat = is_chat
+        self.is_chat = is_chat
         self._has_usage = has_usage
         self._head: dict[str, object] = {"id": answer_id, "created": created_s, "model": model}
         chunk_object = "chat.completion.chunk" if is_chat else "text_completion"
@@ -87,7 +94,7 @@ class Envelope:
         return _encode(
             {
                 **self._head,
-                "object": "chat.completion" if self._is_chat else "text_completion",
+                "object": "chat.completion" if self.is_chat else "text_completion",
                 "choices": [self._choice(index, choice) for index, choice in enumerate(choices)],
                 "usage": usage.fields(),
                 "metrics": metrics.fields(),
@@ -96,32 +103,40 @@ class Envelope:
 
     def first_chunk(self, index: int) -> bytes:
         """Opens choice `index`: chat says who speaks, completions say nothing."""
-        return self._chunk(index, b'"delta":{"role":"assistant","content":""}', None, None) if self._is_chat else b""
+        return self._chunk(index, b'"delta":{"role":"assistant","content":""}', None, None) if self.is_chat else b""
 
-    def text_chunk(self, index: int, text: str, finish_reason: str | None = None, usage: Usage | None = None) -> bytes:
+    def text_chunk(
+        self,
+        index: int,
+        text: str,
+        finish_reason: str | None = None,
+        usage: Usage | None = None,
+        logprobs: dict[str, object] | None = None,
+    ) -> bytes:
         """New text of choice `index`; the last one has the finish reason. `usage`: the counts so far, if the client asked for them."""
-        if not self._is_chat:
+        if not self.is_chat:
             content = b'"text":' + _encode(text)
         elif text or finish_reason is None:
             content = b'"delta":{"content":' + _encode(text) + b"}"
         else:
             content = b'"delta":{}'
-        return self._chunk(index, content, finish_reason, usage)
+        return self._chunk(index, content, finish_reason, usage, b"null" if logprobs is None else _encode(logprobs))
 
     def usage_chunk(self, usage: Usage, metrics: AnswerMetrics) -> bytes:
         """The last chunk before [DONE]: no choices."""
         return self._chunk_head + b'],"usage":' + _encode(usage.fields()) + b',"metrics":' + _encode(metrics.fields()) + b"}\n\n"
 
-    def _chunk(self, index: int, content: bytes, finish_reason: str | None, usage: Usage | None) -> bytes:
+    def _chunk(self, index: int, content: bytes, finish_reason: str | None, usage: Usage | None, logprobs: bytes = b"null") -> bytes:
         finish = b"null" if finish_reason is None else _encode(finish_reason)
-        choice = b'{"index":%d,%b,"logprobs":null,"finish_reason":%b}]' % (index, content, finish)
+        choice = b'{"index":%d,%b,"logprobs":%b,"finish_reason":%b}]' % (index, content, logprobs, finish)
         if usage is not None:
             return self._chunk_head + choice + b',"usage":' + _encode(usage.fields()) + b"}\n\n"
         return self._chunk_head + choice + (b',"usage":null}\n\n' if self._has_usage else b"}\n\n")
 
     def _choice(self, index: int, choice: Choice) -> dict[str, object]:
-        content = {"message": {"role": "assistant", "content": choice.text}} if self._is_chat else {"text": choice.text}
-        return {"index": index, **content, "logprobs": None, "finish_reason": choice.finish_reason}
+        content = {"message": {"role": "assistant", "content": choice.text}} if self.is_chat else {"text": choice.text}
+        entry: dict[str, object] = {"index": index, **content, "logprobs": choice.logprobs, "finish_reason": choice.finish_reason}
+        return entry if choice.prompt_logprobs is None else {**entry, "prompt_logprobs": choice.prompt_logprobs}
 
 
 def error_event(body: bytes) -> bytes:

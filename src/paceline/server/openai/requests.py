@@ -23,6 +23,11 @@ MAX_PROMPTS = 64
 MAX_PROMPT_TOKEN_IDS = 1 << 20  # of all prompts of a request together
 MAX_MESSAGES = 4096
 MAX_PARTS = 4096
+MAX_CHOICES = 64  # of all prompts of a request together
+MAX_LOGPROBS = 20
+MAX_BIASES = 1024
+MAX_BAD_WORDS = 256
+MAX_BAD_WORD_CHARS = 256
 
 
 def _range_of(name: str) -> Meta:
@@ -36,6 +41,10 @@ def _range_of(name: str) -> Meta:
 TokenId = Annotated[int, Meta(ge=0, le=MAX_INT)]
 StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
 StopStrings = Annotated[list[StopString], Meta(max_length=MAX_STOPS)]
+BiasedTokenId = Annotated[str, Meta(pattern="^[0-9]{1,18}$")]
+Bias = Annotated[float, Meta(ge=-100, le=100)]
+BadWord = Annotated[str, Meta(min_length=1, max_length=MAX_BAD_WORD_CHARS)]
+NumLogprobs = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
 OutputTokens = Annotated[int, _range_of("max_tokens")]
 Temperature = Annotated[float, _range_of("temperature")]
 
@@ -60,6 +69,14 @@ class GenerationRequest(Struct, frozen=True, kw_only=True):
     stop: StopString | StopStrings | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     ignore_eos: bool | None = None
+    presence_penalty: Annotated[float, _range_of("presence_penalty")] | None = None
+    frequency_penalty: Annotated[float, _range_of("frequency_penalty")] | None = None
+    repetition_penalty: Annotated[float, _range_of("repetition_penalty")] | None = None
+    logit_bias: Annotated[dict[BiasedTokenId, Bias], Meta(max_length=MAX_BIASES)] | None = None
+    bad_words: Annotated[list[BadWord], Meta(max_length=MAX_BAD_WORDS)] | None = None
+    min_tokens: Annotated[int, _range_of("min_tokens")] | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    prompt_logprobs: NumLogprobs | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_draft_length: Annotated[int, Meta(ge=0, le=MAX_INT)] | None = None  # 0: no speculation for this request
@@ -70,6 +87,10 @@ class GenerationRequest(Struct, frozen=True, kw_only=True):
             return ()
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
+    @property
+    def biases(self) -> dict[int, float]:
+        return {int(token_id): value for token_id, value in (self.logit_bias or {}).items()}
+
 
 _PROMPT_SCHEMA = {
     "anyOf": [
@@ -79,12 +100,14 @@ _PROMPT_SCHEMA = {
         {"type": "array", "items": {"type": "array", "items": {"type": "integer", "minimum": 0}}, "maxItems": MAX_PROMPTS},
     ]
 }
+_PLACE = re.compile(r"(.*) - at (?:`key` in )?`\$(.*)`", re.DOTALL)
 _LIST_START = re.compile(rb"\s*\[\s*(.)", re.DOTALL)
 
 
 class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
     """`POST /v1/completions`."""
 
+    logprobs: NumLogprobs | bool | None = None  # false, which chat clients send, is the same as leaving it out
     prompt: Annotated[Raw, Meta(extra_json_schema=_PROMPT_SCHEMA)]  # one of four forms, told apart by `prompts`
 
     def prompts(self) -> tuple[list[str], list[list[int]]]:
@@ -113,6 +136,17 @@ class TextPart(Struct, frozen=True, gc=False):
     text: str
 
 
+class Prediction(Struct, frozen=True, gc=False):
+    """What the client expects of the answer; it only makes the answer faster."""
+
+    type: Literal["content"]
+    content: str | Annotated[list[TextPart], Meta(max_length=MAX_PARTS)]
+
+    @property
+    def text(self) -> str:
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
 class Message(Struct, frozen=True, gc=False):
     """One turn. Tool calls and tool results are refused: their text would be missing from the prompt."""
 
@@ -130,6 +164,9 @@ class ChatCompletionRequest(GenerationRequest, frozen=True, kw_only=True):
 
     messages: Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: OutputTokens | None = None  # wins over max_tokens, its old name
+    prediction: Prediction | None = None
+    logprobs: bool | None = None
+    top_logprobs: NumLogprobs | None = None  # likeliest tokens beside each chosen one
 
 
 def read_completion(body: bytes) -> CompletionRequest:
@@ -184,8 +221,9 @@ def _decode(body: bytes, kind: type[T], field: str = "") -> T:
 
 def _invalid(message: str, field: str) -> BadInputError:
     """msgspec's words, with the path in them as OpenAI's `param`: "Expected `int` - at `$.stop[1]`" is about `stop.1`."""
-    reason, _, path = message.rpartition(" - at `$") if message.endswith("`") and " - at `$" in message else (message, "", "")
-    param = (field + re.sub(r"\[(\d+)\]", r".\1", path.removesuffix("`"))).removeprefix(".")
+    found = _PLACE.fullmatch(message)
+    reason, path = (message, "") if found is None else (found[1], found[2].replace("[...]", ""))
+    param = (field + re.sub(r"\[(\d+)\]", r".\1", path)).removeprefix(".")
     if missing := re.fullmatch(r"Object missing required field `(\w+)`", reason):
         param, reason = f"{param}.{missing[1]}".removeprefix("."), "the field is missing"
     if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", reason):

@@ -12,15 +12,7 @@ from paceline.errors import BadInputError
 
 # name -> values that ask for nothing; None is always one
 _NEUTRAL: dict[str, tuple[object, ...]] = {
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "repetition_penalty": (1,),
     "length_penalty": (1,),
-    "logit_bias": ({},),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "prompt_logprobs": (),
-    "n": (1,),
     "best_of": (1,),
     "use_beam_search": (False,),
     "tools": ([],),
@@ -33,10 +25,8 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "guided_regex": (),
     "guided_choice": (),
     "guided_grammar": (),
-    "min_tokens": (0,),
     "suffix": ("",),
     "echo": (False,),
-    "bad_words": ([],),
     "allowed_token_ids": (),
     "logits_processors": ([],),
     "truncate_prompt_tokens": (),

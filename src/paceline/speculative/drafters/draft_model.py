@@ -14,8 +14,9 @@ from paceline.core.plan import Span, StepPlan
 from paceline.core.slot import Slot
 from paceline.core.verification import SamplingRows, Verification
 from paceline.forward.inputs import RowInput, build_batch
+from paceline.speculative.adjust import AdjustedRows, adjust
 from paceline.speculative.drafter import DrafterSetup, empty_proposal
-from paceline.speculative.rows import host_ints, sampling_rows, select_rows
+from paceline.speculative.rows import host_int_rows, host_ints, sampling_rows, select_rows
 from paceline.speculative.verify import Rule, choose, draw_drafts
 
 
@@ -94,6 +95,7 @@ class DraftModelDrafter:
         probs = torch.zeros((len(spans), width, self._vocab_size)) if self._rule is Rule.RATIO and rows.any_sampled else None
         for position in range(width):
             indices = torch.tensor([row.index for row in drafting])
+            logits = self._adjusted(logits, slots, drafting, host_int_rows(token_ids[indices, :position]))
             drafts = self._draw(logits, select_rows(rows, indices, position), indices, position, probs)
             token_ids[indices, position] = drafts.to(torch.int32)
             lens[indices] += 1
@@ -106,6 +108,13 @@ class DraftModelDrafter:
             for row in drafting:
                 self._num_computed[row.slot] = row.length + position + 1
         return DraftProposal(token_ids, lens, probs)
+
+    def _adjusted(
+        self, logits: torch.Tensor, slots: Mapping[int, Slot], drafting: list[_DraftingRow], drafts: list[list[int]]
+    ) -> torch.Tensor:
+        """The draft model's logits under the requests' own options: a draft that these forbid would be lost."""
+        rows = [AdjustedRows(i, 1, slots[row.slot], drafts[i], len(drafts[i])) for i, row in enumerate(drafting)]
+        return adjust(logits, rows)
 
     def _draw(
         self, logits: torch.Tensor, rows: SamplingRows, indices: torch.Tensor, position: int, probs: torch.Tensor | None

@@ -29,6 +29,18 @@ BAD_BOTH: list[tuple[dict[str, Any], str]] = [
     ({"stream": True, "stream_options": []}, "stream_options"),
     ({"max_draft_length": -1}, "max_draft_length"), ({"max_draft_length": 1.5}, "max_draft_length"),
     ({"model": 5}, "model"),
+    ({"presence_penalty": 2.1}, "presence_penalty"), ({"frequency_penalty": -2.1}, "frequency_penalty"),
+    ({"frequency_penalty": "1"}, "frequency_penalty"), ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"repetition_penalty": -1}, "repetition_penalty"), ({"repetition_penalty": 1e9}, "repetition_penalty"),
+    ({"logit_bias": [1]}, "logit_bias"), ({"logit_bias": {"320": 1}}, "logit_bias"), ({"logit_bias": {"9" * 30: 1}}, "logit_bias"),
+    ({"logit_bias": {"the": 1}}, "logit_bias"), ({"logit_bias": {"-1": 1}}, "logit_bias"), ({"logit_bias": {"5": 101}}, "logit_bias"),
+    ({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias"),
+    ({"bad_words": "the"}, "bad_words"), ({"bad_words": [""]}, "bad_words.0"), ({"bad_words": ["x"] * 257}, "bad_words"),
+    ({"bad_words": ["x" * 257]}, "bad_words.0"),
+    ({"min_tokens": -1}, "min_tokens"), ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"), ({"min_tokens": 10**40}, "min_tokens"),
+    ({"n": 0}, "n"), ({"n": 65}, "n"), ({"n": 10**9}, "n"), ({"n": True}, "n"),
+    ({"prompt_logprobs": -1}, "prompt_logprobs"), ({"prompt_logprobs": 21}, "prompt_logprobs"),
+    ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"), ({"logprobs": -1}, "logprobs"), ({"logprobs": 21}, "logprobs"),
 ]  # fmt: skip
 
 
@@ -37,6 +49,20 @@ BAD_BOTH: list[tuple[dict[str, Any], str]] = [
 async def test_bad_options(site: Site, path: str, given: dict[str, Any], param: str) -> None:
     answer = await site.post(path, {"prompt": "x", "messages": MESSAGES, **given})
     assert_refused(site, answer.status, answer.json(), param)
+
+
+async def test_options_of_one_endpoint(site: Site) -> None:
+    """`logprobs` is a number for completions and a switch for chat, which counts with `top_logprobs`."""
+    for path, given, param in (
+        (COMPLETIONS, {"logprobs": True}, "logprobs"),
+        (CHAT, {"logprobs": 5}, "logprobs"),
+        (CHAT, {"top_logprobs": 3}, "top_logprobs"),
+        (CHAT, {"logprobs": False, "top_logprobs": 3}, "top_logprobs"),
+        (CHAT, {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        (COMPLETIONS, {"prompt": ["x"] * 33, "n": 2}, "n"),
+    ):
+        answer = await site.post(path, {"prompt": "x", "messages": MESSAGES, **given})
+        assert_refused(site, answer.status, answer.json(), param)
 
 
 BAD_PROMPTS: list[tuple[Any, str]] = [

@@ -157,7 +157,7 @@ def test_the_prefix_cache_supplies_drafter_tokens() -> None:
     shared = pair.driver.slots[0].page_ids[:2]
     slots = {1: Slot(PROMPT[:], len(PROMPT), GREEDY, [*shared, 199], 8)}
     span = Span(1, SpanKind.DECODE, 8, 8, 1, 1, 1, emits=True)
-    admission = Admission(1, tuple(PROMPT), len(PROMPT), GREEDY, 8, 8)
+    admission = Admission(1, tuple(PROMPT), len(PROMPT), GREEDY, (), 8, 8)
     tokens_before = pair.model.num_tokens_run
     proposal = pair.drafter.propose(StepPlan(9, (0,), (admission,), (), (), (span,), 2), slots)
     assert pair.model.num_tokens_run == tokens_before + 1

@@ -5,8 +5,9 @@ import random
 import pytest
 
 from paceline.core.request import SamplingParams
+from paceline.core.slot import Slot
 from paceline.speculative.drafter import DrafterSetup
-from paceline.speculative.drafters.ngram import NgramDrafter, NgramIndex
+from paceline.speculative.drafters.ngram import NgramDrafter, NgramIndex, predicted_start
 from paceline.speculative.verify import Rule
 from tests.fakes.drafter_driver import DrafterDriver, Work
 from tests.fakes.toy_forward import ToyForward
@@ -73,11 +74,11 @@ def test_the_search_is_bounded_in_monotonous_text() -> None:
 def test_work_and_memory_follow_the_new_tokens_only() -> None:
     index, tokens = NgramIndex(), list(range(5_000))
     index.continuation(tokens, 3)
-    reads = CountingList([*tokens, 0, 1])
-    assert index.continuation(reads, 3) == [2, 3, 4]
-    assert reads.num_reads < 20
-    assert len(index._older) == len(reads)
-    assert len(index._newest) <= len(reads)
+    given, index._tokens = CountingList([*tokens, 0, 1]), CountingList(index._tokens)
+    assert index.continuation(given, 3) == [2, 3, 4]
+    assert given.num_reads + index._tokens.num_reads < 20
+    assert len(index._older) == len(given)
+    assert len(index._newest) <= len(given)
 
 
 class CountingList(list[int]):
@@ -119,3 +120,47 @@ def test_released_slots_are_forgotten() -> None:
     driver.release(1)
     driver.step([])
     assert sorted(drafter._index_of_slot) == [0, 2]
+
+
+def with_prediction(prediction: list[int], tokens: list[int], max_tokens: int) -> list[int]:
+    return NgramIndex(prediction).continuation(tokens, max_tokens)
+
+
+def test_a_predicted_output_is_looked_up() -> None:
+    assert with_prediction([10, 11, 12, 13, 14], [1, 2, 10, 11], 2) == [12, 13]
+    assert with_prediction([10, 11, 12, 13, 14], [1, 2, 99, 12, 13], 5) == [14], "it ends where the prediction ends"
+    assert with_prediction([10, 11, 12], [1, 2, 11, 12], 3) == []
+    assert with_prediction([10, 11, 12], [5], 3) == []
+
+
+def test_among_equal_matches_the_prediction_wins() -> None:
+    tokens = [10, 11, 50, 51, 10, 11]
+    assert NgramIndex().continuation(tokens, 1) == [50]
+    assert with_prediction([10, 11, 12], tokens, 1) == [12]
+    assert with_prediction([7, 11, 12, 10, 11, 13], [9, 10, 11, 50, 9, 10, 11], 1) == [50], "a longer match wins over it"
+
+
+def test_an_index_with_a_prediction_grows_as_one_without() -> None:
+    rng = random.Random(4)
+    index, tokens = NgramIndex([7, 8, 9]), [rng.randrange(3)]
+    for _ in range(300):
+        assert index.continuation(tokens, 4) == NgramIndex([7, 8, 9]).continuation(tokens, 4) == NgramIndex().continuation(tokens, 4)
+        tokens.append(rng.randrange(3))
+
+
+def test_the_prediction_is_proposed_from_the_first_token_on() -> None:
+    """A request whose prompt says nothing of its answer still drafts at once, and goes on after a word that was not foreseen."""
+    drafter = NgramDrafter(DrafterSetup(Rule.COUPLED, 10))
+    driver = DrafterDriver(drafter, PeriodicTarget(10), Rule.COUPLED, page_size=4, num_pages=50)
+    driver.admit(0, [9, 5], SamplingParams(max_tokens=100, temperature=0.0), num_prompt_tokens=1, prediction=(5, 6, 7, 1, 3, 4, 5))
+    assert driver.step([Work(0, draft_budget=3)]).token_ids.tolist() == [[6, 7, 1]]
+    assert driver.slots[0].token_ids == [9, 5, 6, 7, 1, 2], "2 came, not 3"
+    driver.step([Work(0, draft_budget=3)])
+    driver.step([Work(0, draft_budget=3)])
+    assert driver.slots[0].token_ids[-2:] == [3, 4]
+    assert driver.step([Work(0, draft_budget=3)]).token_ids.tolist() == [[5]]
+
+
+def test_a_start_that_differs_is_not_followed() -> None:
+    slot = Slot([9, 4], 1, SamplingParams(9, temperature=0.0), [], 0, prediction_token_ids=(5, 6))
+    assert predicted_start(slot, 3) == []
