@@ -47,13 +47,18 @@ class ChatTemplate:
         except Exception as error:  # beside TemplateError: what a source too deep or too large for the compiler raises
             raise BadInputError(f"the model's chat template is not a valid Jinja template: {error}") from error
         self._special_tokens = dict(special_tokens)
+        self.source = source
 
-    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """The prompt up to where the assistant speaks. Raises BadInputError if the template refuses the messages."""
+    def render(self, messages: Sequence[Mapping[str, object]], tools: Sequence[Mapping[str, object]] = ()) -> str:
+        """The prompt up to where the assistant speaks. Raises BadInputError if the template refuses the messages.
+
+        `tools`: OpenAI's objects; a template that knows none leaves them out silently, so ask `output_format` first.
+        """
+        offered = list(tools) or None  # templates test for either
         parts: list[str] = []
         num_chars = 0
         try:
-            for part in self._template.generate(messages=list(messages), add_generation_prompt=True, tools=None, **self._special_tokens):
+            for part in self._template.generate(messages=list(messages), add_generation_prompt=True, tools=offered, **self._special_tokens):
                 num_chars += len(part)
                 if num_chars > MAX_OUTPUT_CHARS:
                     raise BadInputError(f"the chat template wrote more than {MAX_OUTPUT_CHARS:,} characters for these messages")

@@ -9,6 +9,15 @@ from paceline.errors import BadInputError
 from paceline.server.template import ChatTemplate, load_chat_template
 
 HELLO = [{"role": "user", "content": "hello"}]
+TEMPLATES = Path(__file__).parents[2] / "data" / "templates"
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Now & here",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    },
+}
 
 
 def rendered(source: str, messages: list[dict[str, str]] = HELLO, **tokens: str) -> str:
@@ -116,3 +125,45 @@ def test_a_broken_configuration_names_the_file(tmp_path: Path) -> None:
     deep = '{"a":' * 100_000 + "1" + "}" * 100_000
     with pytest.raises(BadInputError, match=r"special_tokens_map\.json is not valid JSON"):
         load_chat_template(folder_with(tmp_path, config="{}", tokens=deep, jinja="x"))
+
+
+def test_tools_reach_the_template_and_no_tools_are_none() -> None:
+    template = ChatTemplate("{{ tools is none }} {{ tools | tojson }}", {})
+    assert template.render(HELLO) == template.render(HELLO, []) == "True null"
+    assert template.render(HELLO, [WEATHER]) == "False " + json.dumps([WEATHER])
+
+
+def test_a_template_cannot_change_the_tools() -> None:
+    with pytest.raises(BadInputError):
+        ChatTemplate("{{ tools[0].function.update({'name': 'x'}) }}", {}).render(HELLO, [WEATHER])
+
+
+def test_tools_and_calls_of_a_real_template() -> None:
+    """Qwen's: the tools in the system turn, calls in tags, results in the user's turn; arguments are objects there."""
+    template = ChatTemplate((TEMPLATES / "qwen2.5-coder.jinja").read_text(encoding="utf-8"), {})
+    call = {"id": "c0", "type": "function", "function": {"name": "get_weather", "arguments": {"city": "Köln"}}}
+    messages: list[dict[str, object]] = [
+        {"role": "user", "content": "Weather?"},
+        {"role": "assistant", "content": "", "tool_calls": [call, call]},
+        {"role": "tool", "content": "rain", "tool_call_id": "c0"},
+        {"role": "tool", "content": "sun", "tool_call_id": "c0"},
+    ]
+    text = template.render(messages, [WEATHER])
+    tags = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Köln"}}\n</tool_call>'
+    assert f"<tools>\n{json.dumps(WEATHER)}\n</tools>" in text
+    assert text.endswith(
+        f"<|im_start|>user\nWeather?<|im_end|>\n<|im_start|>assistant\n{tags}\n{tags}<|im_end|>\n<|im_start|>user\n<tool_response>\nrain\n"
+        "</tool_response>\n<tool_response>\nsun\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert "<tools>" not in template.render(HELLO)
+
+
+def test_a_template_without_tools_leaves_them_out() -> None:
+    template = ChatTemplate((TEMPLATES / "smollm2.jinja").read_text(encoding="utf-8"), {})
+    assert template.render(HELLO, [WEATHER]) == template.render(HELLO)
+    assert template.render(HELLO).endswith("<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_the_source_stays_readable() -> None:
+    """Its text says which formats the model writes."""
+    assert ChatTemplate("{{ messages[0].content }}", {}).source == "{{ messages[0].content }}"
