@@ -43,6 +43,7 @@ def parser() -> LlamaJsonParser:
         ('{"name": "f", "parameters": {}}\nThis calls f. ', "This calls f.", [("f", "{}")]),
         ('{"name": "f", "parameters": {}}; {"name": "f"', '; {"name": "f"', [("f", "{}")]),
         ('{"name": "f", "parameters": {}} {"a": 1}', '{"a": 1}', [("f", "{}")]),
+        ('{"name": "f", "parameters": {}};{"name": "f", "parameters": {}}; {"a"', '; {"a"', [("f", "{}"), ("f", "{}")]),
     ],
 )
 def test_calls(text: str, content: str | None, found: list[tuple[str, str]]) -> None:
