@@ -13,6 +13,7 @@ from paceline.server.parsing.deltas import CallArguments, CallBroken, CallStart,
 from paceline.server.parsing.json_scanner import JsonScanner, Mark
 
 _ARGUMENT_KEYS = ("arguments", "parameters")
+_UNMARKED_KEYS = ("name", *_ARGUMENT_KEYS, "type", "id")
 _NUM_ID_BYTES = 12
 
 
@@ -78,8 +79,9 @@ class CallReader:
     def __init__(self, calls: Calls, lead: str, is_marked: bool) -> None:
         """`lead` is the text of the call that is already read, such as its tag.
 
-        `is_marked`: a tag says that this is a call. Without one it may as well be an answer in JSON, so it must have arguments and the
-        name of a tool that exists; with one, a wrong name is for the client to tell the model, and no arguments are empty ones.
+        `is_marked`: a tag says that this is a call. Without one it may as well be an answer in JSON, so it must have arguments, the name
+        of a tool that exists and no strange members; most answers are told from calls by their first key. With a tag, a wrong name is
+        for the client to tell the model, and no arguments are empty ones.
         """
         self._calls = calls
         self._is_marked = is_marked
@@ -140,7 +142,7 @@ class CallReader:
     def _end_key(self) -> None:
         key = _decode("".join(self._string))
         self._member = _Member.NONE
-        if key is None:
+        if key is None or not (self._is_marked or key in _UNMARKED_KEYS):
             self.outcome = Outcome.BROKEN
         else:
             self._key = key

@@ -58,7 +58,7 @@ class LlamaJsonParser:
     def finish(self) -> Sequence[MessageDelta]:
         deltas: list[MessageDelta] = []
         if self._place is _Place.START:
-            self._content.push(self._python_tag.spaces + self._python_tag.part, deltas)
+            self._content.push(self._python_tag.taken, deltas)
         elif self._place is _Place.CALL:
             self._call.abandon(deltas)
             self._content.push(self._call.source, deltas)
@@ -69,7 +69,7 @@ class LlamaJsonParser:
         position, is_there = self._python_tag.take(text, start)
         if is_there is None:
             return position
-        taken = self._python_tag.spaces + self._python_tag.part
+        taken = self._python_tag.taken
         if is_there or not self._python_tag.part:
             self._is_marked = is_there
             self._begin_call(taken)

@@ -78,7 +78,7 @@ class ReasoningParser:
             self._reasoning.push(self._close_tag.resume(self._open_tag.part), deltas)
             self._place = _Place.REASONING
         else:
-            deltas += self._answer.feed(self._open_tag.spaces + self._open_tag.part)
+            deltas += self._answer.feed(self._open_tag.taken)
             self._place = _Place.ANSWER
 
     def _read_reasoning(self, text: str, start: int, deltas: list[MessageDelta]) -> int:

@@ -1,7 +1,4 @@
-"""Tags in text that comes in pieces, and the white space beside them. Used by the parsers of this folder.
-
-A tag's first character must occur in it only once: then a match that fails cannot hide the beginning of another.
-"""
+"""Tags in text that comes in pieces, and the white space beside them. Used by the parsers of this folder."""
 
 import re
 from collections.abc import Callable
@@ -13,7 +10,10 @@ _SPACE_RUN = re.compile(f"[{SPACE}]*")
 
 
 class TagFinder:
-    """Finds the next occurrence of a tag; holds back only text that may be its beginning."""
+    """Finds the next occurrence of a tag; holds back only text that may be its beginning.
+
+    A tag's first character must occur in it only once: then a match that fails cannot hide the beginning of another.
+    """
 
     __slots__ = ("_num_matched", "_tag")
 
@@ -64,7 +64,6 @@ class ExpectedTag:
     __slots__ = ("_num_matched", "_spaces", "_tag")
 
     def __init__(self, tag: str) -> None:
-        assert tag.count(tag[0]) == 1
         self._tag = tag
         self._spaces: list[str] = []
         self._num_matched = 0
@@ -81,6 +80,10 @@ class ExpectedTag:
             return start, False
         self._num_matched += len(part)
         return start + len(part), True if part == rest else None
+
+    @property
+    def taken(self) -> str:
+        return self.spaces + self.part
 
     @property
     def spaces(self) -> str:

@@ -28,6 +28,7 @@ ARGUMENTS = st.dictionaries(
 )
 SPACES = st.sampled_from(["", "\n", " ", "\n\n", "\t\r\n"])
 FRAGMENTS = [
+    "```json", "``", "`", "{}",
     "<tool_call>", "</tool_call>", "<", "</", "<tool", "tool_call>", "{", "}", '"name"', '"arguments"', ":", ",", '"f"', '{"name": "f", ',
     '"arguments": {', '"a": 1', "}}", '"', "\\", "\\u00e", "[", "]", "1.5", "true", "\n", " ", "text", "é",
 ]  # fmt: skip
@@ -55,6 +56,14 @@ def parser() -> HermesParser:
         ('<tool_call>{"name": "f"}\n<tool_call>{"name": "g"}', None, [("f", "{}"), ("g", "{}")]),
         ('\n<tool_call>{"name": "f"}</tool_call>\n\ndone\n', "done", [("f", "{}")]),
         ('a\n<tool_call>{"name": "f"}</tool_call>\nb <tool_call>{"name": "g"}</tool_call> ', "a\nb", [("f", "{}"), ("g", "{}")]),
+        ('{"name": "f", "arguments": {"a": 1}}', None, [("f", '{"a": 1}')]),
+        ('\n{"name": "f", "arguments": {}}\n{"arguments": {}, "name": "é"}\nand then', "and then", [("f", "{}"), ("é", "{}")]),
+        ('{"name": "f", "arguments": {}}\n<tool_call>{"name": "g"}</tool_call>', None, [("f", "{}"), ("g", "{}")]),
+        ('```json\n{\n  "name": "f",\n  "arguments": {\n    "a": "```"\n  }\n}\n```', None, [("f", '{\n    "a": "```"\n  }')]),
+        (' ```json{"name": "f", "arguments": {}}```\n\n```json\n{"name": "é", "arguments": {}}\n```\n', None, [("f", "{}"), ("é", "{}")]),
+        ('```json\n{"name": "f", "arguments": {}}\n```\nIt works.\n', "It works.", [("f", "{}")]),
+        ('```json\n{"name": "f", "arguments": {}}\n``', "``", [("f", "{}")]),
+        ('```json\n{"name": "f", "arguments": {}}\n<tool_call>{"name": "g"}', None, [("f", "{}"), ("g", "{}")]),
         ('<tool_call>{"name": "f"}}\n</tool_call>', "}\n</tool_call>", [("f", "{}")]),
         ('<tool_call>{"name": "f"}\n</tool_cal', "</tool_cal", [("f", "{}")]),
         ('<tool_call>{"name": "f"}</tool_call><', "<", [("f", "{}")]),
@@ -75,6 +84,17 @@ def test_calls(text: str, content: str | None, found: list[tuple[str, str]]) -> 
         "<tool_call>",
         "<tool_call>\n\n",
         "</tool_call>",
+        '{"name": "other", "arguments": {}}',
+        '{"name": "f"}',
+        '{"arguments": {}}',
+        'so {"name": "f", "arguments": {}}',
+        '{"name": "f", "arguments": {}, "more": 1}',
+        '```json\n{"name": "other", "arguments": {}}\n```',
+        '```json\n[{"name": "f", "arguments": {}}]\n```',
+        "```python\nprint(1)\n```",
+        '```{"name": "f", "arguments": {}}',
+        "``",
+        " ```json",
         "if a < b and <tool> or <tool_calls>",
         '<tool_call>{"name": "f", "arguments": {"a": 1}',
         '<tool_call>{"name": "f", "arguments": {"a": "',
@@ -178,6 +198,10 @@ def test_what_looks_like_a_tag_leaves_once_it_is_none() -> None:
     ]  # fmt: skip
 
 
+def test_an_answer_in_json_leaves_once_it_is_no_call() -> None:
+    assert said(["```js", "on\n{", '"rows"', ": [1"]) == [[], [], [ContentDelta('```json\n{"rows"')], [ContentDelta(": [1")], []]
+
+
 def test_a_call_that_breaks_late() -> None:
     """A stream has part of it: what it has is no JSON, and the whole text follows."""
     pieces = ['<tool_call>{"name": "f", "arguments": {"a": 1}', ' "b"', " after"]
@@ -199,6 +223,8 @@ def test_a_call_that_breaks_late() -> None:
         '<tool_call>{"name":"f"}',
         '<tool_call>{"name":"f"}x',
         "\n",
+        "`",
+        '{"name":"f","arguments":{}}',
         "a\n",
         '<tool_call>{"name":"f","arguments":{"a":"',
     ],
