@@ -19,7 +19,10 @@ from paceline.core.facts import EngineFacts
 from paceline.core.request import Request, SamplingParams
 from paceline.errors import BadInputError, NotFoundError
 from paceline.server.detokenize import Vocabulary
-from paceline.server.openai.requests import MAX_CHOICES, ChatCompletionRequest, CompletionRequest, GenerationRequest, Message
+from paceline.server.openai.requests import MAX_CHOICES, ChatCompletionRequest, CompletionRequest, GenerationRequest
+from paceline.server.openai.tool_requests import ChatMessage, ToolOffer, num_chars, template_messages, tool_offer
+from paceline.server.parsing.deltas import OutputParser, PlainParser
+from paceline.server.parsing.formats import TOOL_PARSERS, output_format
 from paceline.server.sampling import banned_sequences, check_options, check_token_ids, for_choice, sampling_params
 from paceline.server.template import load_chat_template
 
@@ -39,6 +42,7 @@ class Job:
     requests: tuple[Request, ...]
     stops: tuple[str, ...]
     num_choices: int = 1  # of each prompt
+    new_parser: Callable[[], OutputParser] = PlainParser  # for each answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,7 @@ class Preparation:
         self._facts = facts
         self._model_name = model_name
         self._template = load_chat_template(folder)
+        self._format = output_format("" if self._template is None else self._template.source)
         self._tokenizer = _load_tokenizer(folder / "tokenizer.json")
         self._tokenizer.no_truncation()  # some files ask for it, and a cut prompt is a wrong answer
         self._tokenizer.no_padding()
@@ -85,15 +90,18 @@ class Preparation:
         """The job of a chat completion. Raises BadInputError for what this model or version cannot do."""
         arrival_s = time.monotonic()
         self._check(body)
-        self._check_num_chars(sum(len(message.text) for message in body.messages), "messages")
+        self._check_num_chars(sum(num_chars(message) for message in body.messages), "messages")
+        offer = self._tool_offer(body)
         prediction = "" if body.prediction is None else body.prediction.text
         self._check_num_chars(len(prediction), "prediction")
-        prompt, prediction_token_ids = await self._in_thread(lambda: (self._encode_chat(body.messages), self._encode_plain(prediction)))
+        text, prompt = await self._in_thread(lambda: self._encode_chat(body.messages, offer))
+        prediction_token_ids = await self._in_thread(lambda: self._encode_plain(prediction))
         if body.max_completion_tokens is not None:
             limit = _OutputLimit(body.max_completion_tokens, "max_completion_tokens")
         else:
             limit = _OutputLimit(body.max_tokens, "max_tokens")
-        return await self._job("chatcmpl", [prompt], _Ask(body, "messages", limit, arrival_s, prediction_token_ids))
+        job = await self._job("chatcmpl", [prompt], _Ask(body, "messages", limit, arrival_s, prediction_token_ids))
+        return replace(job, new_parser=lambda: self._format.parser(text, offer.names))
 
     async def completion(self, body: CompletionRequest, limit_param: str = "max_tokens") -> Job:
         """The job of a completion. Raises BadInputError for what this model or version cannot do.
@@ -115,8 +123,10 @@ class Preparation:
     async def chat_prompt(self, body: ChatCompletionRequest) -> list[int]:
         """The tokens of a chat, however many. Raises BadInputError for what this model or version cannot do."""
         self._check(body)
-        self._check_num_chars(sum(len(message.text) for message in body.messages), "messages")
-        return await self._in_thread(lambda: self._encode_chat(body.messages))
+        self._check_num_chars(sum(num_chars(message) for message in body.messages), "messages")
+        offer = self._tool_offer(body)
+        _, prompt = await self._in_thread(lambda: self._encode_chat(body.messages, offer))
+        return prompt
 
     async def text_prompt(self, text: str, add_special_tokens: bool) -> list[int]:
         """The tokens of a text, however many. Raises BadInputError for one that is longer than any prompt."""
@@ -200,16 +210,35 @@ class Preparation:
                 code=_TOO_LONG,
             )
 
-    def _encode_chat(self, messages: Sequence[Message]) -> list[int]:
+    def _tool_offer(self, body: ChatCompletionRequest) -> ToolOffer:
+        """The tools that the answer may call. Raises BadInputError for those that this model or version cannot offer."""
+        offer = tool_offer(body.tools, body.tool_choice)
+        if offer.must_call:
+            raise BadInputError(
+                "tool_choice: this version cannot make a model call a tool; leave it out, or send auto or none",
+                param="tool_choice",
+                code="unsupported_parameter",
+            )
+        if offer.tools and self._format.tools is None:
+            raise BadInputError(
+                f"tools: this model's chat template has none of the known formats of tool calls ({', '.join(TOOL_PARSERS)}); "
+                "leave tools out or serve another model",
+                param="tools",
+                code="unsupported_parameter",
+            )
+        return offer
+
+    def _encode_chat(self, messages: Sequence[ChatMessage], offer: ToolOffer) -> tuple[str, list[int]]:
+        """The prompt as text and as tokens."""
         if self._template is None:
             raise BadInputError(
                 "this model has no chat template; use /v1/completions, or put a chat_template.jinja into the model folder",
                 code="no_chat_template",
             )
-        text = self._template.render([_template_message(message) for message in messages])
+        text = self._template.render(template_messages(messages), offer.tools)
         self._check_num_chars(len(text), "messages")
         # The template writes its special tokens itself. encode_batch_fast: unlike encode it lets other threads run.
-        return self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        return text, self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
     def _encode_plain(self, text: str) -> tuple[int, ...]:
         """Tokens of a text that stands inside another one."""
@@ -240,10 +269,3 @@ def _load_tokenizer(path: Path) -> Tokenizer:
         return Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing more special
         raise BadInputError(f"{path} cannot be read as a tokenizer: {error}; convert or fetch the model again") from error
-
-
-def _template_message(message: Message) -> dict[str, str]:
-    """What a template sees of a message. OpenAI's `developer` is the newer name of `system`, which templates know."""
-    role = "system" if message.role == "developer" else message.role
-    fields = {"role": role, "content": message.text}
-    return fields if message.name is None else {**fields, "name": message.name}

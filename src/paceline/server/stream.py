@@ -24,7 +24,9 @@ from paceline.server.openai import answers
 from paceline.server.openai.answers import Choice, Envelope
 from paceline.server.openai.errors import ErrorAnswer, answer_for
 from paceline.server.openai.logprobs import LogprobWriter, prompt_logprobs
+from paceline.server.openai.messages import Message, delta_fields, finish_reason
 from paceline.server.openai.requests import StreamOptions
+from paceline.server.parsing.deltas import OutputParser
 
 _log = logging.getLogger(__name__)
 
@@ -170,18 +172,28 @@ class StreamResponse(EventStream):
         self._envelope = envelope
         self._options = options
         self._logprobs = LogprobWriter(generation.vocabulary, envelope.is_chat)
-        self._opened: set[int] = set()  # choices that have had their first chunk
+        self._parsers: dict[int, OutputParser] = {}  # of the choices that have had their first chunk
 
     def _event(self, index: int, delta: TextDelta) -> bytes:
         chunk = b""
-        if index not in self._opened:
-            self._opened.add(index)
+        if index not in self._parsers:
+            self._parsers[index] = self._generation.job.new_parser()
             chunk = self._envelope.first_chunk(index)
-        if delta.text or delta.finish_reason is not None or delta.tokens:
+        part, reason = self._part(self._parsers[index], delta)
+        if part or reason is not None or delta.tokens:
             usage = self._generation.usage if self._options.continuous_usage_stats else None
-            logprobs = self._logprobs.entry(index, delta.tokens)
-            chunk += self._envelope.text_chunk(index, delta.text, delta.finish_reason, usage, logprobs)
+            chunk += self._envelope.chunk(index, part, reason, usage, self._logprobs.entry(index, delta.tokens))
         return chunk
+
+    def _part(self, parser: OutputParser, delta: TextDelta) -> tuple[str | dict[str, object], str | None]:
+        """What a delta adds to its choice, and why it ends there if it does."""
+        if not self._envelope.is_chat:
+            return delta.text, delta.finish_reason
+        parts = list(parser.feed(delta.text))
+        if delta.finish_reason is None:
+            return delta_fields(parts), None
+        parts += parser.finish()
+        return delta_fields(parts), finish_reason(delta.finish_reason, parser.num_calls)
 
     def _end(self) -> bytes:
         if not self._options.include_usage:
@@ -218,14 +230,23 @@ class BodyResponse(WholeAnswer):
         logprobs = LogprobWriter(generation.vocabulary, self._envelope.is_chat)
         told = [
             Choice(
-                choice.text,
-                choice.finish_reason or "",
+                *self._content(choice),
                 logprobs.entry(index, choice.tokens),
                 prompt_logprobs(generation.vocabulary, request, choice.prompt_logprobs),
             )
             for index, (choice, request) in enumerate(zip(choices, generation.job.requests, strict=True))
         ]
         return self._envelope.body(told, generation.usage, generation.metrics)
+
+    def _content(self, choice: TextDelta) -> tuple[str | dict[str, object], str]:
+        """A whole answer, and why it ended."""
+        assert choice.finish_reason is not None, "a whole answer has ended"
+        if not self._envelope.is_chat:
+            return choice.text, choice.finish_reason
+        parser, message = self._generation.job.new_parser(), Message()
+        message.add(parser.feed(choice.text))
+        message.add(parser.finish())
+        return message.fields(), finish_reason(choice.finish_reason, parser.num_calls)
 
 
 def _joined(deltas: Sequence[TextDelta]) -> TextDelta:

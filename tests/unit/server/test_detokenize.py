@@ -98,12 +98,15 @@ def test_any_text_survives_any_cut(byte_level: Tokenizer, text: str, chunk: int)
 @settings(max_examples=150, deadline=None)
 @given(data=st.data(), chunk=st.integers(1, 8))
 def test_any_tokens_give_the_text_of_one_decode(byte_level: Tokenizer, data: st.DataObject, chunk: int) -> None:
-    """Invalid bytes too. Only a character that the end cuts is left out."""
+    """Invalid bytes too. Only a character that the end cuts is left out.
+
+    Half of an encoded surrogate, which is no character, is held as one; other decoders count it as two.
+    """
     token_ids = data.draw(st.lists(st.integers(0, byte_level.get_vocab_size() + 3), max_size=30))
     texts, _, _ = play(Vocabulary(byte_level), deltas(token_ids, chunk))
     whole, text = byte_level.decode(token_ids), "".join(texts)
     assert whole.startswith(text)
-    assert whole[len(text) :] in ("", "\ufffd")
+    assert whole[len(text) :] in ("", "\ufffd", "\ufffd" * 2)
 
 
 @pytest.fixture(scope="session")

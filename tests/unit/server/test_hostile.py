@@ -49,7 +49,7 @@ RAW_BODIES = {
     "huge token id": b'{"prompt": [' + b"9" * 4000 + b"]}",
     "number out of range where none is read": b'{"prompt": "x", "messages": [{"role": "user", "content": "x"}], "n": 1e999}',
     "surrogate where none is read": b'{"prompt": "x", "messages": [{"role": "user", "content": "x"}], "suffix": "\\ud800"}',
-    "long tools": b'{"prompt": "x", "messages": [{"role": "user", "content": "x"}], "tools": [' + b" " * 1000 + b"]}",
+    "long tools": b'{"prompt": "x", "messages": [{"role": "user", "content": "x"}], "tools": [0' + b" " * 1000 + b"]}",
     "all null": json.dumps(dict.fromkeys(["prompt", "messages", "model", "max_tokens", "temperature", "stop", "stream", "n"])).encode(),
     "wrong everywhere": json.dumps({"prompt": {}, "messages": 1, "model": [], "stop": [[]], "stream_options": "x"}).encode(),
 }
@@ -129,7 +129,7 @@ LARGE_BODIES = {
     "many parts": (b'{"messages":[{"role":"user","content":[', PART, b"]}]}"),
     "bad parts": (b'{"messages":[{"role":"user","content":[', b"{}", b"]}]}"),
     "many tools": (b'{"prompt":"x","messages":[' + MESSAGE + b'],"tools":[', b"[]", b"]}"),
-    "many tool calls": (b'{"messages":[{"role":"user","content":"x","tool_calls":[', b"{}", b"]}]}"),
+    "many tool calls": (b'{"messages":[{"role":"assistant","content":"x","tool_calls":[', b"{}", b"]}]}"),
     "many lists that nobody reads": (b'{"prompt":"","other":[', b"[]", b"]}"),
 }
 

@@ -70,9 +70,9 @@ class AnswerMetrics:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One finished answer text."""
+    """One finished answer: a completion's text or a chat message's fields."""
 
-    text: str
+    content: str | dict[str, object]
     finish_reason: str
     logprobs: dict[str, object] | None = None
     prompt_logprobs: list[dict[str, object] | None] | None = None  # in vLLM's shape, if asked for
@@ -105,21 +105,19 @@ class Envelope:
         """Opens choice `index`: chat says who speaks, completions say nothing."""
         return self._chunk(index, b'"delta":{"role":"assistant","content":""}', None, None) if self.is_chat else b""
 
-    def text_chunk(
+    def chunk(
         self,
         index: int,
-        text: str,
+        part: str | dict[str, object],
         finish_reason: str | None = None,
         usage: Usage | None = None,
         logprobs: dict[str, object] | None = None,
     ) -> bytes:
-        """New text of choice `index`; the last one has the finish reason. `usage`: the counts so far, if the client asked for them."""
-        if not self.is_chat:
-            content = b'"text":' + _encode(text)
-        elif text or finish_reason is None:
-            content = b'"delta":{"content":' + _encode(text) + b"}"
-        else:
-            content = b'"delta":{}'
+        """What is new of choice `index`: a completion's text or a chat message's fields; the last one has the finish reason.
+
+        `usage`: the counts so far, if the client asked for them.
+        """
+        content = (b'"text":' if isinstance(part, str) else b'"delta":') + _encode(part)
         return self._chunk(index, content, finish_reason, usage, b"null" if logprobs is None else _encode(logprobs))
 
     def usage_chunk(self, usage: Usage, metrics: AnswerMetrics) -> bytes:
@@ -134,7 +132,7 @@ class Envelope:
         return self._chunk_head + choice + (b',"usage":null}\n\n' if self._has_usage else b"}\n\n")
 
     def _choice(self, index: int, choice: Choice) -> dict[str, object]:
-        content = {"message": {"role": "assistant", "content": choice.text}} if self.is_chat else {"text": choice.text}
+        content = {"text" if isinstance(choice.content, str) else "message": choice.content}
         entry: dict[str, object] = {"index": index, **content, "logprobs": choice.logprobs, "finish_reason": choice.finish_reason}
         return entry if choice.prompt_logprobs is None else {**entry, "prompt_logprobs": choice.prompt_logprobs}
 

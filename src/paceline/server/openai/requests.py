@@ -12,6 +12,7 @@ from msgspec import Meta, Raw, Struct
 
 from paceline.config import MAX_INT, AnswerConfig, settings
 from paceline.errors import BadInputError
+from paceline.server.openai.tool_requests import ChatMessage, Content, ToolChoice, Tools
 from paceline.server.openai.unsupported import refuse_unsupported
 
 T = TypeVar("T")
@@ -22,7 +23,6 @@ MAX_STOP_TOKEN_IDS = 256
 MAX_PROMPTS = 64
 MAX_PROMPT_TOKEN_IDS = 1 << 20  # of all prompts of a request together
 MAX_MESSAGES = 4096
-MAX_PARTS = 4096
 MAX_CHOICES = 64  # of all prompts of a request together
 MAX_LOGPROBS = 20
 MAX_BIASES = 1024
@@ -129,41 +129,24 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
         return [], [_decode(body, list[TokenId], "prompt")]
 
 
-class TextPart(Struct, frozen=True, gc=False):
-    """One part of a message; only text is understood."""
-
-    type: Literal["text"]
-    text: str
-
-
 class Prediction(Struct, frozen=True, gc=False):
     """What the client expects of the answer; it only makes the answer faster."""
 
     type: Literal["content"]
-    content: str | Annotated[list[TextPart], Meta(max_length=MAX_PARTS)]
+    content: Content
 
     @property
     def text(self) -> str:
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
-class Message(Struct, frozen=True, gc=False):
-    """One turn. Tool calls and tool results are refused: their text would be missing from the prompt."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Meta(max_length=MAX_PARTS)]
-    name: str | None = None
-
-    @property
-    def text(self) -> str:
-        return self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
-
-
 class ChatCompletionRequest(GenerationRequest, frozen=True, kw_only=True):
     """`POST /v1/chat/completions`."""
 
-    messages: Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: OutputTokens | None = None  # wins over max_tokens, its old name
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
     prediction: Prediction | None = None
     logprobs: bool | None = None
     top_logprobs: NumLogprobs | None = None  # likeliest tokens beside each chosen one
@@ -228,7 +211,7 @@ def _invalid(message: str, field: str) -> BadInputError:
         param, reason = f"{param}.{missing[1]}".removeprefix("."), "the field is missing"
     if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", reason):
         param, reason = f"{param}.{unknown[1]}".removeprefix("."), "there is no such field here; leave it out"
-    if reason.startswith("Invalid enum value"):
+    if reason.startswith(("Invalid enum value", "Invalid value")):
         reason += "; other values are not supported by this version"
     if not param:
         return BadInputError(f"the body must be a JSON object: {reason}")

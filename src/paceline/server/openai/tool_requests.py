@@ -25,12 +25,16 @@ ToolName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.-]{1,64}$(?!\n)")]
 CallId = Annotated[str, Meta(min_length=1, max_length=MAX_ID_CHARS)]
 
 
+def _absent() -> Raw:
+    return Raw(_NULL)
+
+
 class Function(Struct, frozen=True, gc=False):
     """A function that the model may call. `parameters` is a JSON schema, read when it is needed."""
 
     name: ToolName
     description: str | None = None
-    parameters: Raw = Raw(_NULL)
+    parameters: Annotated[Raw, Meta(extra_json_schema={"type": "object"})] = msgspec.field(default_factory=_absent)
     strict: bool | None = None
 
 

@@ -15,8 +15,6 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "length_penalty": (1,),
     "best_of": (1,),
     "use_beam_search": (False,),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "response_format": ({"type": "text"},),
@@ -46,7 +44,8 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "prompt_embeds": (),
     "conversation_id": (),
 }
-_NEUTRAL_IN_MESSAGE: dict[str, tuple[object, ...]] = {"tool_calls": ([],), "function_call": (), "tool_call_id": (), "audio": ()}
+_NEUTRAL_IN_COMPLETION: dict[str, tuple[object, ...]] = {"tools": ([],), "tool_choice": ("none", "auto")}  # chat has them
+_NEUTRAL_IN_MESSAGE: dict[str, tuple[object, ...]] = {"function_call": (), "audio": ()}
 _MAX_NEUTRAL_BYTES = 100  # no value that asks for nothing is longer; others are not even parsed
 
 
@@ -57,13 +56,14 @@ def _absent_fields(names: Iterable[str]) -> list[tuple[str, type, msgspec.Raw]]:
 # Only the fields named above, and these unparsed: whatever else a body holds is skipped.
 _Body = msgspec.defstruct("_Body", _absent_fields(_NEUTRAL))
 _Message = msgspec.defstruct("_Message", _absent_fields(_NEUTRAL_IN_MESSAGE))
+_CompletionBody = msgspec.defstruct("_CompletionBody", _absent_fields(_NEUTRAL_IN_COMPLETION), bases=(_Body,))
 _ChatBody = msgspec.defstruct("_ChatBody", [("messages", list[_Message])], bases=(_Body,), kw_only=True)  # pyright: ignore[reportInvalidTypeForm]
 
 
 def refuse_unsupported(body: bytes, is_chat: bool) -> None:
     """Raise BadInputError for the first field of a valid body that would change the answer if this version had it."""
-    fields = msgspec.structs.asdict(msgspec.json.decode(body, type=_ChatBody if is_chat else _Body))
-    for name, neutral in _NEUTRAL.items():
+    fields = msgspec.structs.asdict(msgspec.json.decode(body, type=_ChatBody if is_chat else _CompletionBody))
+    for name, neutral in (_NEUTRAL if is_chat else {**_NEUTRAL, **_NEUTRAL_IN_COMPLETION}).items():
         _refuse_unless_neutral(name, fields[name], neutral)
     for index, message in enumerate(fields.get("messages", ())):
         for name, value in msgspec.structs.asdict(message).items():

@@ -29,7 +29,7 @@ def payload(chunk: bytes) -> Any:
 def test_any_text_survives_a_chunk(text: str, is_chat: bool, has_usage: bool) -> None:
     """Line ends, quotes, control characters: an event is one line."""
     envelope = Envelope("id", 'm"\n', 7, is_chat, has_usage)
-    event = payload(envelope.text_chunk(1, text))
+    event = payload(envelope.chunk(1, {"content": text} if is_chat else text))
     choice = event["choices"][0]
     assert (choice["delta"]["content"] if is_chat else choice["text"]) == text
     assert (choice["index"], choice["finish_reason"], event["model"]) == (1, None, 'm"\n')
@@ -39,14 +39,17 @@ def test_any_text_survives_a_chunk(text: str, is_chat: bool, has_usage: bool) ->
 @pytest.mark.parametrize("is_chat", [True, False])
 def test_the_last_chunk(is_chat: bool) -> None:
     envelope = Envelope("id", "m", 7, is_chat)
-    choice = payload(envelope.text_chunk(0, "", "length", USAGE))["choices"][0]
+    choice = payload(envelope.chunk(0, {} if is_chat else "", "length", USAGE))["choices"][0]
     assert choice["finish_reason"] == "length"
     assert (choice["delta"] == {}) if is_chat else (choice["text"] == "")
-    assert payload(envelope.text_chunk(0, "x", "stop", USAGE))["usage"]["total_tokens"] == 7
+    last = envelope.chunk(0, {"content": "x"} if is_chat else "x", "stop", USAGE)
+    assert payload(last)["usage"]["total_tokens"] == 7
 
 
 def test_the_whole_body() -> None:
-    body = json.loads(Envelope("id", "m", 7, True).body([Choice("x", "stop")], USAGE, metrics(DraftStats(), 2)))
+    body = json.loads(
+        Envelope("id", "m", 7, True).body([Choice({"role": "assistant", "content": "x"}, "stop")], USAGE, metrics(DraftStats(), 2))
+    )
     assert body["choices"] == [{"index": 0, "message": {"role": "assistant", "content": "x"}, "logprobs": None, "finish_reason": "stop"}]
     assert body["usage"] == {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7, "prompt_tokens_details": {"cached_tokens": 1}}
 

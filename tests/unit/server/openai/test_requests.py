@@ -84,11 +84,11 @@ BAD_MESSAGES: list[tuple[Any, str]] = [
     ([], "messages"), (None, "messages"), ("hi", "messages"), ({}, "messages"), (["hi"], "messages.0"), ([{}], "messages.0.role"),
     ([{"role": "user"}], "messages.0.content"), ([{"role": "user", "content": None}], "messages.0.content"),
     ([{"role": "user", "content": 5}], "messages.0.content"), ([{"role": "boss", "content": "x"}], "messages.0.role"),
-    ([{"role": "tool", "content": "x", "tool_call_id": "1"}], "messages.0.role"),
+    ([{"role": "tool", "content": "x", "tool_call_id": "1"}], "messages.0.tool_call_id"),
     ([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}], "messages.0.content.0.type"),
     ([{"role": "user", "content": [{"type": "text"}]}], "messages.0.content.0.text"),
     ([{"role": "user", "content": ["x"]}], "messages.0.content.0"),
-    ([*MESSAGES, {"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}], "messages.1.tool_calls"),
+    ([*MESSAGES, {"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}], "messages.1.tool_calls.0.function"),
     ([{"role": "user", "content": "x", "name": 5}], "messages.0.name"),
     ([{"role": "user", "content": "x"}] * 4097, "messages"),
 ]  # fmt: skip

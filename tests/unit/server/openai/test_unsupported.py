@@ -24,10 +24,9 @@ async def test_neutral_and_unknown_options_are_accepted(site: Site, path: str) -
 
 
 UNSUPPORTED: list[tuple[str, Any]] = [
-    ("best_of", 4), ("tools", [{"type": "function"}]),
-    ("tool_choice", "required"), ("response_format", {"type": "json_object"}), ("echo", True), ("suffix", "x"),
+    ("best_of", 4), ("response_format", {"type": "json_object"}), ("echo", True), ("suffix", "x"),
     ("guided_json", {}), ("chat_template", "{{ 1 }}"), ("chat_template_kwargs", {"a": 1}), ("modalities", ["audio"]),
-    ("tools", [{}] * 1000), ("response_format", {"type": "text", "x": "y" * 1000}),
+    ("response_format", {"type": "text", "x": "y" * 1000}),
     ("skip_special_tokens", False), ("conversation_id", "c1"), ("prompt_embeds", "AAAA"), ("reasoning_effort", "high"),
 ]  # fmt: skip
 
@@ -41,3 +40,10 @@ async def test_options_that_are_lacking_are_refused_by_name(site: Site, path: st
     assert error["param"] == name
     assert error["message"].startswith(f"{name} is not supported by this version")
     assert not site.engine.requests
+
+
+@pytest.mark.parametrize(("name", "value"), [("tools", [{"type": "function"}]), ("tools", [{}] * 1000), ("tool_choice", "required")])
+async def test_completions_have_no_tools(site: Site, name: str, value: Any) -> None:
+    answer = await site.post(COMPLETIONS, {"prompt": "x", name: value})
+    assert answer.status == 400
+    assert answer.json()["error"]["message"].startswith(f"{name} is not supported by this version")
