@@ -95,7 +95,8 @@ class DraftModelDrafter:
         probs = torch.zeros((len(spans), width, self._vocab_size)) if self._rule is Rule.RATIO and rows.any_sampled else None
         for position in range(width):
             indices = torch.tensor([row.index for row in drafting])
-            logits = self._adjusted(logits, slots, drafting, host_int_rows(token_ids[indices, :position]))
+            if any(slots[row.slot].sampling.adjusts_logits for row in drafting):
+                logits = self._adjusted(logits, slots, drafting, host_int_rows(token_ids[indices, :position]))
             drafts = self._draw(logits, select_rows(rows, indices, position), indices, position, probs)
             token_ids[indices, position] = drafts.to(torch.int32)
             lens[indices] += 1
