@@ -1,5 +1,6 @@
 """A server in-process: tiny real tokenizer and template, fake engine, direct ASGI calls."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,6 +33,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tokenizer(folder: Path) -> Tokenizer:
     return Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+
+@pytest.fixture
+def folder_without_template(tmp_path: Path) -> Path:
+    folder = make_tiny_model(tmp_path / "no-template")
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    del config["chat_template"]
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
 
 
 @pytest.fixture

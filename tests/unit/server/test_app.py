@@ -245,12 +245,8 @@ async def test_too_many_characters_are_refused_before_tokenising(
     assert "9,000 characters" in answer.json()["error"]["message"]
 
 
-async def test_a_model_without_a_chat_template(make_site: Callable[..., Site], tmp_path: Path) -> None:
-    folder = make_tiny_model(tmp_path)
-    config = json.loads((folder / "tokenizer_config.json").read_text())
-    del config["chat_template"]
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    site = make_site(model_folder=folder)
+async def test_a_model_without_a_chat_template(make_site: Callable[..., Site], folder_without_template: Path) -> None:
+    site = make_site(model_folder=folder_without_template)
     answer = await site.post(CHAT, {"messages": MESSAGES})
     assert answer.status == 400
     assert "no chat template" in answer.json()["error"]["message"]
