@@ -256,6 +256,7 @@ def _joined(deltas: Sequence[TextDelta]) -> TextDelta:
         deltas[-1].finish_reason,
         tuple(token for delta in deltas for token in delta.tokens),
         tuple(entry for delta in deltas for entry in delta.prompt_logprobs),
+        deltas[-1].stop,
     )
 
 
