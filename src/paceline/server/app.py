@@ -10,13 +10,14 @@ from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Scope
 
 from paceline import __version__
 from paceline.config import ServerConfig, is_loopback
 from paceline.errors import BadInputError, NotFoundError, PacelineError
 from paceline.metrics.prometheus import CONTENT_TYPE, Snapshot, render
 from paceline.metrics.requests import RequestMetrics
+from paceline.server.anthropic.errors import error_body
 from paceline.server.chat import Job, Preparation
 from paceline.server.edge import Edge
 from paceline.server.engine_port import Engine
@@ -106,15 +107,15 @@ class Server:
         routes.openapi().setdefault("components", {}).setdefault("schemas", {}).update(named | more)  # kept there, and served as it is
 
     def _add_error_handlers(self, routes: FastAPI) -> None:
-        async def on_error(_: Request, error: Exception) -> Response:
-            return self._error_response(answer_for(error))
+        async def on_error(request: Request, error: Exception) -> Response:
+            return self._error_response(answer_for(error), request.scope)
 
         async def on_http_error(request: Request, error: Exception) -> Response:
             assert isinstance(error, HTTPException)
             detail = error.detail
             if error.status_code in (404, 405):
                 detail = f"{request.method} {request.scope['path'][:100]} is no route of this server; GET /openapi.json lists them"
-            response = self._error_response(answer_for_status(error.status_code, detail))
+            response = self._error_response(answer_for_status(error.status_code, detail), request.scope)
             response.headers.update(error.headers or {})
             return response
 
@@ -216,10 +217,11 @@ class Server:
             return StreamResponse(generation, envelope, self._in_flight, self.metrics, options)
         return BodyResponse(generation, envelope, self._in_flight, self.metrics)
 
-    def _error_response(self, error: ErrorAnswer) -> Response:
+    def _error_response(self, error: ErrorAnswer, scope: Scope | None = None) -> Response:
+        """`scope`: of a request that may be one of Anthropic's API."""
         self.metrics.error(error.kind)
         headers = {} if error.retry_after_s is None else {"retry-after": str(error.retry_after_s)}
-        return _json(error.body, error.status, headers)
+        return _json(error.body if scope is None else error_body(error, scope), error.status, headers)
 
 
 async def _read(request: Request, read: Callable[[bytes], T]) -> T:
