@@ -1,14 +1,11 @@
 """The routes. `create_app` puts the parts together; each route is a few lines that hand over to the part that does the work."""
 
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Scope
 
@@ -18,6 +15,7 @@ from paceline.errors import BadInputError, NotFoundError, PacelineError
 from paceline.metrics.prometheus import CONTENT_TYPE, Snapshot, render
 from paceline.metrics.requests import RequestMetrics
 from paceline.server.anthropic.errors import error_body
+from paceline.server.body import read_request
 from paceline.server.chat import Job, Preparation
 from paceline.server.edge import Edge
 from paceline.server.engine_port import Engine
@@ -38,11 +36,8 @@ from paceline.server.openai.tokenization import (
     read_tokenize,
     tokenize_answer,
 )
-from paceline.server.origin import check_content_type
 from paceline.server.stats import MAX_STREAMS, Stats, StatsStream
 from paceline.server.stream import STOPPING, BodyResponse, StreamResponse
-
-T = TypeVar("T")
 
 _REF = "#/components/schemas/{name}"
 _STREAM = {"name": "stream", "in": "query", "schema": {"enum": ["0", "1"]}, "description": "1: an event each second."}
@@ -125,17 +120,17 @@ class Server:
 
     async def create_completion(self, request: Request) -> Response:
         """OpenAI's completions: text or token ids in, text out."""
-        body = await _read(request, read_completion)
+        body = await read_request(request, read_completion)
         return self._answer(body, await self._preparation.completion(body), is_chat=False)
 
     async def create_chat_completion(self, request: Request) -> Response:
         """OpenAI's chat completions."""
-        body = await _read(request, read_chat_completion)
+        body = await read_request(request, read_chat_completion)
         return self._answer(body, await self._preparation.chat(body), is_chat=True)
 
     async def tokenize(self, request: Request) -> Response:
         """vLLM's: the tokens of a text or of a chat."""
-        body, chat = await _read(request, read_tokenize)
+        body, chat = await read_request(request, read_tokenize)
         self._preparation.check_model(body.model)
         if chat is None:
             token_ids = await self._preparation.text_prompt(body.prompt or "", body.add_special_tokens is not False)
@@ -146,13 +141,13 @@ class Server:
 
     async def detokenize(self, request: Request) -> Response:
         """vLLM's: the text of tokens."""
-        body = await _read(request, read_detokenize)
+        body = await read_request(request, read_detokenize)
         self._preparation.check_model(body.model)
         return _json(detokenize_answer(await self._preparation.decode(body.token_ids())))
 
     async def infer(self, request: Request) -> Response:
         """A prompt's text, and what it took."""
-        body = await _read(request, read_infer)
+        body = await read_request(request, read_infer)
         job = await self._preparation.completion(body.as_completion(), "max_length")
         refusal = self._refusal()
         if refusal is not None:
@@ -222,16 +217,6 @@ class Server:
         self.metrics.error(error.kind)
         headers = {} if error.retry_after_s is None else {"retry-after": str(error.retry_after_s)}
         return _json(error.body if scope is None else error_body(error, scope), error.status, headers)
-
-
-async def _read(request: Request, read: Callable[[bytes], T]) -> T:
-    """A request's body by `read`. Raises BadInputError."""
-    check_content_type(request.headers.get("content-type"))
-    try:
-        body = await request.body()
-    except ClientDisconnect:
-        raise BadInputError("the client left before its body was complete") from None
-    return read(body)
 
 
 def _json(body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> Response:
