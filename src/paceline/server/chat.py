@@ -18,9 +18,10 @@ from tokenizers import Tokenizer
 from paceline.core.facts import EngineFacts
 from paceline.core.request import Request, SamplingParams
 from paceline.errors import BadInputError, NotFoundError
+from paceline.server.continuation import mark_end, up_to_mark
 from paceline.server.detokenize import Vocabulary
 from paceline.server.openai.requests import MAX_CHOICES, ChatCompletionRequest, CompletionRequest, GenerationRequest
-from paceline.server.openai.tool_requests import ChatMessage, ToolOffer, num_chars, template_messages, tool_offer
+from paceline.server.openai.tool_requests import ToolOffer, num_chars, template_messages, tool_offer
 from paceline.server.parsing.deltas import OutputParser, PlainParser
 from paceline.server.parsing.formats import TOOL_PARSERS, output_format
 from paceline.server.sampling import banned_sequences, check_options, check_token_ids, for_choice, sampling_params
@@ -86,6 +87,11 @@ class Preparation:
     def has_chat_template(self) -> bool:
         return self._template is not None
 
+    @property
+    def has_reasoning(self) -> bool:
+        """Whether the model thinks before it answers."""
+        return self._format.has_reasoning
+
     async def chat(self, body: ChatCompletionRequest) -> Job:
         """The job of a chat completion. Raises BadInputError for what this model or version cannot do."""
         arrival_s = time.monotonic()
@@ -94,7 +100,7 @@ class Preparation:
         offer = self._tool_offer(body)
         prediction = "" if body.prediction is None else body.prediction.text
         self._check_num_chars(len(prediction), "prediction")
-        text, prompt = await self._in_thread(lambda: self._encode_chat(body.messages, offer))
+        text, prompt = await self._in_thread(lambda: self._encode_chat(body, offer))
         prediction_token_ids = await self._in_thread(lambda: self._encode_plain(prediction))
         if body.max_completion_tokens is not None:
             limit = _OutputLimit(body.max_completion_tokens, "max_completion_tokens")
@@ -125,7 +131,7 @@ class Preparation:
         self._check(body)
         self._check_num_chars(sum(num_chars(message) for message in body.messages), "messages")
         offer = self._tool_offer(body)
-        _, prompt = await self._in_thread(lambda: self._encode_chat(body.messages, offer))
+        _, prompt = await self._in_thread(lambda: self._encode_chat(body, offer))
         return prompt
 
     async def text_prompt(self, text: str, add_special_tokens: bool) -> list[int]:
@@ -228,14 +234,19 @@ class Preparation:
             )
         return offer
 
-    def _encode_chat(self, messages: Sequence[ChatMessage], offer: ToolOffer) -> tuple[str, list[int]]:
+    def _encode_chat(self, body: ChatCompletionRequest, offer: ToolOffer) -> tuple[str, list[int]]:
         """The prompt as text and as tokens."""
         if self._template is None:
             raise BadInputError(
                 "this model has no chat template; use /v1/completions, or put a chat_template.jinja into the model folder",
                 code="no_chat_template",
             )
-        text = self._template.render(template_messages(messages), offer.tools)
+        messages, mark = template_messages(body.messages), None
+        if body.continue_final_message:
+            messages, mark = mark_end(messages)
+        text = self._template.render(messages, offer.tools)
+        if mark is not None:
+            text = up_to_mark(text, mark)
         self._check_num_chars(len(text), "messages")
         # The template writes its special tokens itself. encode_batch_fast: unlike encode it lets other threads run.
         return text, self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids

@@ -147,6 +147,7 @@ class ChatCompletionRequest(GenerationRequest, frozen=True, kw_only=True):
     max_completion_tokens: OutputTokens | None = None  # wins over max_tokens, its old name
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
+    continue_final_message: bool | None = None  # the last message is the beginning of the answer
     prediction: Prediction | None = None
     logprobs: bool | None = None
     top_logprobs: NumLogprobs | None = None  # likeliest tokens beside each chosen one

@@ -33,7 +33,6 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "spaces_between_special_tokens": (True, False),
     "add_special_tokens": (),
     "add_generation_prompt": (True,),
-    "continue_final_message": (False,),
     "chat_template": (),
     "chat_template_kwargs": ({},),
     "documents": ([],),
@@ -44,7 +43,11 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "prompt_embeds": (),
     "conversation_id": (),
 }
-_NEUTRAL_IN_COMPLETION: dict[str, tuple[object, ...]] = {"tools": ([],), "tool_choice": ("none", "auto")}  # chat has them
+_NEUTRAL_IN_COMPLETION: dict[str, tuple[object, ...]] = {  # chat has them
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "continue_final_message": (False,),
+}
 _NEUTRAL_IN_MESSAGE: dict[str, tuple[object, ...]] = {"function_call": (), "audio": ()}
 _MAX_NEUTRAL_BYTES = 100  # no value that asks for nothing is longer; others are not even parsed
 
