@@ -15,6 +15,7 @@ from paceline.errors import BadInputError, NotFoundError, PacelineError
 from paceline.metrics.prometheus import CONTENT_TYPE, Snapshot, render
 from paceline.metrics.requests import RequestMetrics
 from paceline.server.anthropic.errors import error_body
+from paceline.server.anthropic.routes import MessagesRoutes, Parts
 from paceline.server.body import read_request
 from paceline.server.chat import Job, Preparation
 from paceline.server.edge import Edge
@@ -63,6 +64,8 @@ class Server:
         self._in_flight = in_flight
         self._preparation = Preparation(model_folder, engine.facts, self.model_name, config.engine.seed)
         self._created_s = int(time.time())
+        parts = Parts(self._preparation, self._generation, self._refusal, in_flight, self.metrics, self.model_name)
+        self._messages = MessagesRoutes(parts)
         # No docs pages: they would load from a CDN.
         routes = FastAPI(title="Paceline", version=__version__, docs_url=None, redoc_url=None)
         self._add_routes(routes)
@@ -99,6 +102,7 @@ class Server:
         ):
             routes.add_api_route(path, endpoint, methods=["GET"], response_class=Response)
         routes.add_api_route("/stats", self.get_stats, methods=["GET"], response_class=Response, openapi_extra={"parameters": [_STREAM]})
+        more |= self._messages.add_to(routes, _REF)
         routes.openapi().setdefault("components", {}).setdefault("schemas", {}).update(named | more)  # kept there, and served as it is
 
     def _add_error_handlers(self, routes: FastAPI) -> None:
