@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import Raw
 
 from paceline.errors import BadInputError
 from paceline.server.anthropic.requests import (
@@ -91,7 +92,7 @@ class _Turns:
             elif isinstance(block, ToolUseBlock):
                 self._call_ids.add(block.id)
                 self.places[f"messages.{len(self.messages)}.tool_calls.{len(self._calls)}.function.arguments"] = f"{path}.input"
-                function = chat.CalledFunction(block.name, bytes(block.input).decode(errors="replace"))
+                function = chat.CalledFunction(block.name, _text(f"{path}.input", block.input))
                 self._calls.append(chat.ToolCall(block.id, function))
 
     def close(self) -> None:
@@ -165,6 +166,13 @@ def _blocks(path: str, content: str | Sequence[B]) -> Iterator[tuple[str, B | Te
     else:
         for index, block in enumerate(content):
             yield f"{path}.content.{index}", block
+
+
+def _text(path: str, source: Raw) -> str:
+    try:
+        return bytes(source).decode()
+    except UnicodeDecodeError:
+        raise _error(path, "is not valid UTF-8") from None
 
 
 def _part(block: TextBlock) -> chat.TextPart:
