@@ -1,6 +1,6 @@
 """A validated body becomes engine requests: template, tokenizer, limits of the model, seeds. Hop 3 of a request's path.
 
-Templates and the tokenizer run in worker threads: a long prompt takes seconds, and the event loop serves everyone else.
+The tokenizer runs in worker threads, the template in a process: a long prompt takes seconds, and the event loop serves everyone else.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from paceline.server.openai.tool_requests import ToolOffer, num_chars, template_
 from paceline.server.parsing.deltas import OutputParser, PlainParser
 from paceline.server.parsing.formats import TOOL_PARSERS, output_format
 from paceline.server.sampling import banned_sequences, check_options, check_token_ids, for_choice, sampling_params
-from paceline.server.template import load_chat_template
+from paceline.server.template import ChatTemplate, load_chat_template
 
 T = TypeVar("T")
 
@@ -83,6 +83,16 @@ class Preparation:
         self._seeds = random.SystemRandom() if seed is None else random.Random(seed)  # noqa: S311 - seeds are no secrets
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="tokenize")
 
+    async def start(self) -> None:
+        """Get ready for the first request. Raises BadInputError if the chat template cannot be used."""
+        if self._template is not None:
+            await self._template.start()
+
+    async def close(self) -> None:
+        """End the processes that `start` or a request started."""
+        if self._template is not None:
+            await self._template.close()
+
     @property
     def has_chat_template(self) -> bool:
         return self._template is not None
@@ -100,7 +110,7 @@ class Preparation:
         offer = self._tool_offer(body)
         prediction = "" if body.prediction is None else body.prediction.text
         self._check_num_chars(len(prediction), "prediction")
-        text, prompt = await self._in_thread(lambda: self._encode_chat(body, offer))
+        text, prompt = await self._encode_chat(body, offer)
         prediction_token_ids = await self._in_thread(lambda: self._encode_plain(prediction))
         if body.max_completion_tokens is not None:
             limit = _OutputLimit(body.max_completion_tokens, "max_completion_tokens")
@@ -131,14 +141,13 @@ class Preparation:
         self._check(body)
         self._check_num_chars(sum(num_chars(message) for message in body.messages), "messages")
         offer = self._tool_offer(body)
-        _, prompt = await self._in_thread(lambda: self._encode_chat(body, offer))
+        _, prompt = await self._encode_chat(body, offer)
         return prompt
 
     async def text_prompt(self, text: str, add_special_tokens: bool) -> list[int]:
         """The tokens of a text, however many. Raises BadInputError for one that is longer than any prompt."""
         self._check_num_chars(len(text), "prompt")
-        encoded = await self._in_thread(lambda: self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens))
-        return encoded[0].ids
+        return await self._in_thread(lambda: self._encode(text, add_special_tokens))
 
     async def decode(self, token_ids: Sequence[int]) -> str:
         """The text of any tokens, special ones included. Raises BadInputError for ids that the model lacks."""
@@ -234,26 +243,29 @@ class Preparation:
             )
         return offer
 
-    def _encode_chat(self, body: ChatCompletionRequest, offer: ToolOffer) -> tuple[str, list[int]]:
+    async def _encode_chat(self, body: ChatCompletionRequest, offer: ToolOffer) -> tuple[str, list[int]]:
         """The prompt as text and as tokens."""
-        if self._template is None:
+        template = self._template
+        if template is None:
             raise BadInputError(
                 "this model has no chat template; use /v1/completions, or put a chat_template.jinja into the model folder",
                 code="no_chat_template",
             )
-        messages, mark = template_messages(body.messages), None
-        if body.continue_final_message:
-            messages, mark = mark_end(messages)
-        text = self._template.render(messages, offer.tools)
+        packed, mark = await self._in_thread(lambda: _packed(template, body, offer))
+        text = await template.render_packed(packed)
         if mark is not None:
             text = up_to_mark(text, mark)
         self._check_num_chars(len(text), "messages")
-        # The template writes its special tokens itself. encode_batch_fast: unlike encode it lets other threads run.
-        return text, self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        # The template writes its special tokens itself.
+        return text, await self._in_thread(lambda: self._encode(text, add_special_tokens=False))
+
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        # encode_batch_fast: unlike encode it lets other threads run.
+        return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def _encode_plain(self, text: str) -> tuple[int, ...]:
         """Tokens of a text that stands inside another one."""
-        return tuple(self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids) if text else ()
+        return tuple(self._encode(text, add_special_tokens=False)) if text else ()
 
     def _encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
         return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(texts, add_special_tokens=True)]
@@ -273,6 +285,15 @@ class Preparation:
                 code=_TOO_LONG,
             )
         return limit.num_tokens
+
+
+def _packed(template: ChatTemplate, body: ChatCompletionRequest, offer: ToolOffer) -> tuple[bytes, str | None]:
+    """The messages for the template, and the mark in them where a prompt for an answer that continues the last one ends."""
+    messages = template_messages(body.messages)
+    if not body.continue_final_message:
+        return template.pack(messages, offer.tools), None
+    messages, mark = mark_end(messages)
+    return template.pack(messages, offer.tools), mark
 
 
 def _load_tokenizer(path: Path) -> Tokenizer:

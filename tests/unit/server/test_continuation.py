@@ -26,28 +26,28 @@ def said(content: str) -> dict[str, object]:
     return {"role": "assistant", "content": content}
 
 
-def rendered(source: str, messages: list[dict[str, object]]) -> str:
+async def rendered(source: str, messages: list[dict[str, object]]) -> str:
     marked, mark = mark_end(messages)
-    return up_to_mark(ChatTemplate(source, {}).render(marked), mark)
+    return up_to_mark(await ChatTemplate(source, {}).render(marked), mark)
 
 
 @pytest.mark.parametrize("text", ["", "The best", " two spaces  ", "\n", "<|im_end|>", ">", "im_end|>\n", "]"])
 @pytest.mark.parametrize("name", ["smollm2.jinja", "qwen2.5-coder.jinja"])
-def test_the_prompt_ends_with_the_last_messages_text(name: str, text: str) -> None:
+async def test_the_prompt_ends_with_the_last_messages_text(name: str, text: str) -> None:
     """As the template would begin the answer itself, and then the text: even where the text looks like what follows it."""
     template = ChatTemplate((TEMPLATES / name).read_text(), {})
-    assert rendered(template.source, [USER, said(text)]) == template.render([USER]) + text
+    assert await rendered(template.source, [USER, said(text)]) == await template.render([USER]) + text
 
 
-def test_a_template_that_thinks_first_writes_the_thoughts_of_the_message() -> None:
+async def test_a_template_that_thinks_first_writes_the_thoughts_of_the_message() -> None:
     last = {**said("The best"), "reasoning_content": "Let me see."}
-    assert rendered(THINKING, [USER, last]) == "[user]hi[end][assistant]<think>Let me see.</think>The best"
+    assert await rendered(THINKING, [USER, last]) == "[user]hi[end][assistant]<think>Let me see.</think>The best"
 
 
 @pytest.mark.parametrize("source", ["{% for m in messages %}{{ m.role }}{% endfor %}", "{{ messages[-1].content * 2 }}"])
-def test_a_template_that_changes_the_text_is_told(source: str) -> None:
+async def test_a_template_that_changes_the_text_is_told(source: str) -> None:
     with pytest.raises(BadInputError, match="does not write the assistant's last message"):
-        rendered(source, [USER, said("x")])
+        await rendered(source, [USER, said("x")])
 
 
 async def test_a_chat_goes_on_with_the_last_message(site: Site, tokenizer: Tokenizer) -> None:
