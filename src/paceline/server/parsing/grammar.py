@@ -13,6 +13,7 @@ from paceline.server.parsing.formats import OutputFormat
 ANSWER = "answer"  # the name under which the answer's own grammar goes
 CALLS = "calls"
 
+_MAX_CALLS = 16  # a small model that has to call goes on calling
 _GAP = r"/[ \t\r\n]{0,4}/"
 
 
@@ -55,7 +56,7 @@ def call_rules(output_format: OutputFormat, functions: Sequence[CallableFunction
         open_tag, close_tag, between, field = f'{tags.of(hermes.OPEN_TAG)} "\\n"', f'"\\n" {tags.of(hermes.CLOSE_TAG)}', "\n", "arguments"
     else:
         open_tag, close_tag, between, field = "", "", "; ", "parameters"
-    rules = ["start: call" + ("" if is_single else f" ({_text(between)} call)*")]
+    rules = ["start: call" + ("" if is_single else f" ({_text(between)} call){{0,{_MAX_CALLS - 1}}}")]
     rules.append(f"call: {open_tag} ({' | '.join(f'call{index}' for index in range(len(functions)))}) {close_tag}")
     for index, function in enumerate(functions):
         head = f'{{"name": {_text(function.name)}, "{field}": '
