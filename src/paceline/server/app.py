@@ -36,6 +36,8 @@ from paceline.server.openai.tokenization import (
     read_tokenize,
     tokenize_answer,
 )
+from paceline.server.responses.routes import Core, ResponseRoutes
+from paceline.server.responses.store import ResponseStore
 from paceline.server.stats import MAX_STREAMS, Stats, StatsStream
 from paceline.server.stream import STOPPING, BodyResponse, StreamResponse
 
@@ -63,6 +65,8 @@ class Server:
         self._in_flight = in_flight
         self._preparation = Preparation(model_folder, engine.facts, self.model_name, config.engine.seed)
         self._created_s = int(time.time())
+        core = Core(self.model_name, self._preparation, in_flight, self.metrics, self._generation, self._refusal, self._error_response)
+        self._responses = ResponseRoutes(core, ResponseStore(config.responses_memory_bytes))
         # No docs pages: they would load from a CDN.
         routes = FastAPI(title="Paceline", version=__version__, docs_url=None, redoc_url=None)
         self._add_routes(routes)
@@ -99,6 +103,7 @@ class Server:
         ):
             routes.add_api_route(path, endpoint, methods=["GET"], response_class=Response)
         routes.add_api_route("/stats", self.get_stats, methods=["GET"], response_class=Response, openapi_extra={"parameters": [_STREAM]})
+        more |= self._responses.add_to(routes, _REF)
         routes.openapi().setdefault("components", {}).setdefault("schemas", {}).update(named | more)  # kept there, and served as it is
 
     def _add_error_handlers(self, routes: FastAPI) -> None:
