@@ -69,6 +69,12 @@ class ServerConfig:
         None, "Requests that are answered at once, those that wait included; others get 503. Unset: no limit.", low=1, high=2**20
     )
     request_timeout: float | None = _setting(None, "Seconds from a request's arrival to its end; unset: no limit.", above=0, high=86400)
+    responses_memory_bytes: int = _setting(
+        64 * 1024**2,
+        "Memory for stored responses, of which the oldest make room for new ones; 0 stores none.",
+        low=0,
+        high=2**50,
+    )
     shutdown_timeout: float = _setting(30.0, "Seconds that running requests get after SIGTERM.", low=0, high=86400)
     log_format: Literal["console", "json"] = _setting("console", "Shape of log lines.")
     warmup: bool = _setting(True, "Run one request before the first user's.")

@@ -157,6 +157,7 @@ class _DrainingServer(uvicorn.Server):
         if self.ended_by_death:  # nothing that still runs can come to a good end; clients that do not read must not hold the process
             running_s, self.config.timeout_graceful_shutdown = 0, _LAST_EVENTS_S
         timer = asyncio.get_running_loop().call_later(running_s, self._in_flight.interrupt_all)
+        await self._in_flight.end_background()  # nobody could fetch their results any more
         try:
             await super().shutdown(sockets)
         finally:
