@@ -52,7 +52,9 @@ def test_a_stream_ends_in_the_same_response(client: openai.OpenAI) -> None:
 
 
 def test_a_conversation_goes_on(client: openai.OpenAI) -> None:
-    first = client.responses.create(model=DEFAULT_MODEL, input="My name is Ada.", instructions="Be brief.", temperature=0, max_output_tokens=16)
+    first = client.responses.create(
+        model=DEFAULT_MODEL, input="My name is Ada.", instructions="Be brief.", temperature=0, max_output_tokens=16
+    )
     second = client.responses.create(
         model=DEFAULT_MODEL, input="What is my name?", previous_response_id=first.id, temperature=0, max_output_tokens=16
     )
