@@ -1,5 +1,6 @@
 """Anthropic's client against the default model: whole and streamed messages, prefill, stop sequences, counts and errors."""
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -78,6 +79,24 @@ def test_same_tokens_with_and_without_speculation(client: anthropic.Anthropic) -
     assert drafted.content == plain.content
     assert speculation(drafted)["num_accepted_draft_tokens"] > 0
     assert speculation(plain)["num_draft_tokens"] == 0
+
+
+def test_an_answer_with_a_schema(client: anthropic.Anthropic) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"capital": {"type": "string", "maxLength": 12}, "population": {"type": "integer", "maximum": 99}},
+        "required": ["capital", "population"],
+        "additionalProperties": False,
+    }
+    message = client.messages.create(
+        model=DEFAULT_MODEL,
+        max_tokens=64,
+        messages=QUESTION,
+        output_config={"format": {"type": "json_schema", "schema": schema}},
+        extra_body=GREEDY,
+    )
+    assert json.loads(text_of(message)).keys() == {"capital", "population"}
+    assert message.stop_reason == "end_turn"
 
 
 def test_count_tokens_and_the_cache(client: anthropic.Anthropic) -> None:

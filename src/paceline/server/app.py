@@ -16,10 +16,11 @@ from paceline.metrics.prometheus import CONTENT_TYPE, Snapshot, render
 from paceline.metrics.requests import RequestMetrics
 from paceline.server.anthropic.errors import error_body
 from paceline.server.anthropic.routes import MessagesRoutes, Parts
-from paceline.server.body import read_request
 from paceline.server.chat import Job, Preparation
 from paceline.server.edge import Edge
 from paceline.server.engine_port import Engine
+from paceline.server.exchange import json_response as _json
+from paceline.server.exchange import read_request
 from paceline.server.generation import Generation
 from paceline.server.health import Health, HealthCheck
 from paceline.server.infer import InferRequest, InferResponse, InferStream, read_infer
@@ -37,6 +38,8 @@ from paceline.server.openai.tokenization import (
     read_tokenize,
     tokenize_answer,
 )
+from paceline.server.responses.routes import Core, ResponseRoutes
+from paceline.server.responses.store import ResponseStore
 from paceline.server.stats import MAX_STREAMS, Stats, StatsStream
 from paceline.server.stream import STOPPING, BodyResponse, StreamResponse
 
@@ -66,6 +69,8 @@ class Server:
         self._created_s = int(time.time())
         parts = Parts(self._preparation, self._generation, self._refusal, in_flight, self.metrics, self.model_name)
         self._messages = MessagesRoutes(parts)
+        core = Core(self.model_name, self._preparation, in_flight, self.metrics, self._generation, self._refusal, self._error_response)
+        self._responses = ResponseRoutes(core, ResponseStore(config.responses_memory_bytes))
         # No docs pages: they would load from a CDN.
         routes = FastAPI(title="Paceline", version=__version__, docs_url=None, redoc_url=None)
         self._add_routes(routes)
@@ -83,9 +88,11 @@ class Server:
         """End the server's own processes. The engine is the caller's."""
         await self._preparation.close()
 
-    @property
-    def has_chat(self) -> bool:
-        return self._preparation.has_chat_template
+    def example(self) -> tuple[str, dict[str, object]]:
+        """A route and a body for it, with which to try this server."""
+        if self._preparation.has_chat_template:
+            return "/v1/chat/completions", {"model": self.model_name, "messages": [{"role": "user", "content": "Say hello."}]}
+        return "/v1/completions", {"model": self.model_name, "prompt": "Once upon a time"}
 
     def _add_routes(self, routes: FastAPI) -> None:
         completion, chat_completion, named = schemas(_REF)
@@ -111,6 +118,7 @@ class Server:
             routes.add_api_route(path, endpoint, methods=["GET"], response_class=Response)
         routes.add_api_route("/stats", self.get_stats, methods=["GET"], response_class=Response, openapi_extra={"parameters": [_STREAM]})
         more |= self._messages.add_to(routes, _REF)
+        more |= self._responses.add_to(routes, _REF)
         routes.openapi().setdefault("components", {}).setdefault("schemas", {}).update(named | more)  # kept there, and served as it is
 
     def _add_error_handlers(self, routes: FastAPI) -> None:
@@ -229,10 +237,6 @@ class Server:
         self.metrics.error(error.kind)
         headers = {} if error.retry_after_s is None else {"retry-after": str(error.retry_after_s)}
         return _json(error.body if scope is None else error_body(error, scope), error.status, headers)
-
-
-def _json(body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(body, status, headers, media_type="application/json")
 
 
 def _verdict(health: Health) -> Response:

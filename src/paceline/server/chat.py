@@ -20,10 +20,13 @@ from paceline.core.request import Request, SamplingParams
 from paceline.errors import BadInputError, NotFoundError
 from paceline.server.continuation import mark_end, up_to_mark
 from paceline.server.detokenize import Vocabulary
+from paceline.server.grammar import GrammarCheck, callable_functions
 from paceline.server.openai.requests import MAX_CHOICES, ChatCompletionRequest, CompletionRequest, GenerationRequest
 from paceline.server.openai.tool_requests import ToolOffer, num_chars, template_messages, tool_offer
 from paceline.server.parsing.deltas import OutputParser, PlainParser
 from paceline.server.parsing.formats import TOOL_PARSERS, output_format
+from paceline.server.parsing.grammar import ANSWER, CALLS, Tags, call_rules, composed, top_rules
+from paceline.server.parsing.one_call import OneCallParser
 from paceline.server.sampling import banned_sequences, check_options, check_token_ids, for_choice, sampling_params
 from paceline.server.template import ChatTemplate, load_chat_template
 
@@ -64,6 +67,7 @@ class _Ask:
     limit: _OutputLimit
     arrival_s: float
     prediction_token_ids: tuple[int, ...] = ()
+    grammar: str | None = None
 
 
 class Preparation:
@@ -81,6 +85,9 @@ class Preparation:
         self.vocabulary = Vocabulary(self._tokenizer)
         self._max_token_chars = max((len(token) for token in self._tokenizer.get_vocab()), default=1)
         self._seeds = random.SystemRandom() if seed is None else random.Random(seed)  # noqa: S311 - seeds are no secrets
+        self._grammars = GrammarCheck(folder, facts)
+        added = frozenset(token.content for token in self._tokenizer.get_added_tokens_decoder().values())
+        self._tags = Tags(added.__contains__)
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="tokenize")
 
     async def start(self) -> None:
@@ -90,6 +97,7 @@ class Preparation:
 
     async def close(self) -> None:
         """End the processes that `start` or a request started."""
+        await self._grammars.close()
         if self._template is not None:
             await self._template.close()
 
@@ -116,8 +124,9 @@ class Preparation:
             limit = _OutputLimit(body.max_completion_tokens, "max_completion_tokens")
         else:
             limit = _OutputLimit(body.max_tokens, "max_tokens")
-        job = await self._job("chatcmpl", [prompt], _Ask(body, "messages", limit, arrival_s, prediction_token_ids))
-        return replace(job, new_parser=lambda: self._format.parser(text, offer.names))
+        grammar = await self._chat_grammar(body, text, offer)
+        job = await self._job("chatcmpl", [prompt], _Ask(body, "messages", limit, arrival_s, prediction_token_ids, grammar))
+        return replace(job, new_parser=lambda: self._parser(body, text, offer))
 
     async def completion(self, body: CompletionRequest, limit_param: str = "max_tokens") -> Job:
         """The job of a completion. Raises BadInputError for what this model or version cannot do.
@@ -134,7 +143,11 @@ class Preparation:
                 self._check_num_chars(len(text), "prompt")
             prompts = await self._in_thread(lambda: self._encode_texts(texts))
         limit = _OutputLimit(body.max_tokens, limit_param, _DEFAULT_COMPLETION_TOKENS)
-        return await self._job("cmpl", prompts, _Ask(body, "prompt", limit, arrival_s))
+        source, grammar = body.grammar_source(), None
+        if source is not None:
+            grammar = composed({ANSWER: source.part()}, f"start: @{ANSWER}\n")
+            await self._grammars.check(grammar, source.param)
+        return await self._job("cmpl", prompts, _Ask(body, "prompt", limit, arrival_s, grammar=grammar))
 
     async def chat_prompt(self, body: ChatCompletionRequest) -> list[int]:
         """The tokens of a chat, however many. Raises BadInputError for what this model or version cannot do."""
@@ -176,12 +189,14 @@ class Preparation:
             raise BadInputError(
                 f"{len(prompts)} prompts with n = {num_choices} make more than {MAX_CHOICES} answers; ask for fewer", param="n"
             )
+        if ask.grammar is not None and body.ignore_eos:
+            raise BadInputError("ignore_eos does not go with structured output, which ends where its structure does", param="ignore_eos")
         bad_words = body.bad_words or ()
         banned = await self._in_thread(lambda: banned_sequences(bad_words, self._tokenizer)) if bad_words else ()
         requests: list[Request] = []
         for prompt in prompts:
             seed = self._seeds.getrandbits(64) if body.seed is None else body.seed
-            sampling = sampling_params(body, self._facts, seed, banned)
+            sampling = replace(sampling_params(body, self._facts, seed, banned), grammar=ask.grammar)
             for choice in range(num_choices):
                 requests.append(self._request(f"{answer_id}-{len(requests)}", prompt, for_choice(sampling, choice), ask))
         return Job(answer_id, tuple(requests), body.stops, num_choices)
@@ -228,12 +243,6 @@ class Preparation:
     def _tool_offer(self, body: ChatCompletionRequest) -> ToolOffer:
         """The tools that the answer may call. Raises BadInputError for those that this model or version cannot offer."""
         offer = tool_offer(body.tools, body.tool_choice)
-        if offer.must_call:
-            raise BadInputError(
-                "tool_choice: this version cannot make a model call a tool; leave it out, or send auto or none",
-                param="tool_choice",
-                code="unsupported_parameter",
-            )
         if offer.tools and self._format.tools is None:
             raise BadInputError(
                 f"tools: this model's chat template has none of the known formats of tool calls ({', '.join(TOOL_PARSERS)}); "
@@ -242,6 +251,33 @@ class Preparation:
                 code="unsupported_parameter",
             )
         return offer
+
+    async def _chat_grammar(self, body: ChatCompletionRequest, prompt: str, offer: ToolOffer) -> str | None:
+        """The grammar of the answer to the rendered `prompt`, checked; None: any text. Raises BadInputError."""
+        parts: dict[str, dict[str, object]] = {}
+        source = body.grammar_source()
+        if source is not None and body.continue_final_message:
+            raise BadInputError(
+                f"{source.param}: is the structure of a whole answer, and the assistant's last message has begun one; "
+                "end with a message of the user",
+                param=source.param,
+            )
+        param = "tools" if source is None or offer.must_call else source.param
+        if source is not None and not offer.must_call:
+            parts[ANSWER] = source.part()
+        if offer.must_call or (parts and offer.names):
+            functions = callable_functions(offer.tools, offer.names)
+            is_single = offer.is_single or body.parallel_tool_calls is False
+            parts[CALLS] = {"lark_grammar": call_rules(self._format, functions, self._tags, is_single)}
+        if not parts:
+            return None
+        grammar = composed(parts, top_rules(self._format, prompt, self._tags, tuple(parts)))
+        await self._grammars.check(grammar, param)
+        return grammar
+
+    def _parser(self, body: ChatCompletionRequest, prompt: str, offer: ToolOffer) -> OutputParser:
+        parser = self._format.parser(prompt, offer.names)
+        return OneCallParser(parser) if offer.names and body.parallel_tool_calls is False else parser
 
     async def _encode_chat(self, body: ChatCompletionRequest, offer: ToolOffer) -> tuple[str, list[int]]:
         """The prompt as text and as tokens."""

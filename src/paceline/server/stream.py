@@ -217,13 +217,17 @@ class WholeAnswer(GenerationResponse):
         raise NotImplementedError
 
     async def _answer(self, send: Send) -> None:
+        body = await self._finished_body()
+        self._phase = _Phase.ENDING
+        await send_json(send, 200, body)
+
+    async def _finished_body(self) -> bytes:
+        """Run the generation to its end, and say what the client gets."""
         parts: list[list[TextDelta]] = [[] for _ in self._generation.job.requests]
         async with aclosing(self._generation.run()) as deltas:
             async for index, delta in deltas:
                 parts[index].append(delta)
-        body = self._body([_joined(deltas) for deltas in parts])
-        self._phase = _Phase.ENDING
-        await send_json(send, 200, body)
+        return self._body([_joined(deltas) for deltas in parts])
 
 
 class BodyResponse(WholeAnswer):

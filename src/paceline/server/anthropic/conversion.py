@@ -30,6 +30,7 @@ from paceline.server.anthropic.requests import (
 )
 from paceline.server.openai import tool_requests as chat
 from paceline.server.openai.requests import ChatCompletionRequest, GenerationRequest
+from paceline.server.openai.structured import JsonSchemaFormat, NamedSchema
 
 B = TypeVar("B")
 
@@ -133,6 +134,7 @@ def chat_form(body: PromptRequest) -> ChatForm:
         else:
             turns.add_system(message.content)
     turns.close()
+    turns.places["response_format.json_schema.schema"] = "output_config.format.schema"
     last = turns.messages[-1]
     is_continued = isinstance(last, chat.AssistantMessage)
     if is_continued and last.tool_calls:
@@ -145,6 +147,7 @@ def chat_form(body: PromptRequest) -> ChatForm:
         messages=turns.messages,
         tools=None if body.tools is None else [_tool(f"tools.{index}", tool) for index, tool in enumerate(body.tools)],
         tool_choice=_tool_choice(body.tool_choice),
+        parallel_tool_calls=False if body.has_one_call else None,
         continue_final_message=is_continued,
     )
     return ChatForm(request, turns.places)
@@ -156,6 +159,9 @@ def _options(body: PromptRequest) -> dict[str, Any]:
     options |= {"max_tokens": None, "stream_options": None}
     if isinstance(body, MessagesRequest):
         options |= {"stop": body.stop_sequences, "prediction": body.prediction}
+    output_format = None if body.output_config is None else body.output_config.format
+    if output_format is not None:  # strict: a schema with a keyword that nobody heeds is an error there, too
+        options["response_format"] = JsonSchemaFormat(NamedSchema("answer", schema=output_format.schema, strict=True))
     return options
 
 

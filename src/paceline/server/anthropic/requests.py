@@ -15,11 +15,11 @@ from paceline.server.anthropic.unsupported import refuse_unsupported
 from paceline.server.openai.requests import MAX_MESSAGES, GenerationRequest, OutputTokens, Prediction, StopStrings, read_body
 from paceline.server.openai.tool_requests import MAX_PARTS, MAX_TOOLS, CallId
 
-T = TypeVar("T")
+T = TypeVar("T", bound="PromptRequest")
 
 _ABSENT = b"null"
 _PREFIX = "Anthropic"
-_REFUSED = ("n", "stop", "prompt_logprobs", "stream_options")  # chat's options that `unsupported.py` refuses
+_REFUSED = ("n", "stop", "prompt_logprobs", "stream_options", "response_format")  # chat's options that `unsupported.py` refuses
 _FOREIGN_BLOCK = re.compile(r"(\S+\.content\.\d+)\.type: Invalid value '(.*?)'.*", re.DOTALL)
 
 ToolName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.-]{1,128}$(?!\n)")]
@@ -148,6 +148,19 @@ class Thinking(Struct, frozen=True, gc=False):
         return self.type == "adaptive" and self.display in (None, "summarized")
 
 
+class JsonFormat(Struct, frozen=True, gc=False, tag_field="type", tag="json_schema"):
+    """A JSON text that fits a schema."""
+
+    schema: AnyObject
+
+
+class OutputConfig(Struct, frozen=True, gc=False):
+    """What the answer looks like. `effort` is there to be refused: no model here can be told how hard to think."""
+
+    format: JsonFormat | None = None
+    effort: str | None = None
+
+
 class PromptRequest(GenerationRequest, frozen=True, kw_only=True):
     """`POST /v1/messages/count_tokens`: what makes the prompt."""
 
@@ -156,6 +169,7 @@ class PromptRequest(GenerationRequest, frozen=True, kw_only=True):
     tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
 
     @property
     def has_one_call(self) -> bool:
@@ -200,6 +214,12 @@ def _read(body: bytes, kind: type[T]) -> T:
     except BadInputError as error:
         raise _with_remedy(error) from None
     refuse_unsupported(body)
+    if request.output_config is not None and request.output_config.effort is not None:
+        raise BadInputError(
+            "output_config.effort: no model here can be told how hard to think; leave it out",
+            param="output_config.effort",
+            code="unsupported_parameter",
+        )
     return request
 
 

@@ -14,12 +14,11 @@ from paceline.server.anthropic.conversion import chat_form
 from paceline.server.anthropic.errors import PATH, error_body
 from paceline.server.anthropic.requests import MessagesRequest, Thinking, read_messages, read_prompt, schemas
 from paceline.server.anthropic.stream import Form, MessageResponse, MessageStream
-from paceline.server.body import read_request
 from paceline.server.chat import Job, Preparation
+from paceline.server.exchange import read_request
 from paceline.server.generation import Generation
 from paceline.server.inflight import InFlight
 from paceline.server.openai.errors import ErrorAnswer
-from paceline.server.parsing.one_call import OneCallParser
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +81,10 @@ class MessagesRoutes:
             raise form.explained(error) from None
         (only,) = job.requests
         num_tokens = min(body.max_tokens, only.sampling.max_tokens)
-        new_parser = job.new_parser
         job = replace(
             job,
             answer_id=f"msg_{job.answer_id.rpartition('-')[2]}",
             requests=(replace(only, sampling=replace(only.sampling, max_tokens=num_tokens)),),
-            new_parser=(lambda: OneCallParser(new_parser())) if body.has_one_call else new_parser,
         )
         return job, Limits(is_cut_by_context=num_tokens < body.max_tokens, has_one_call=body.has_one_call)
 

@@ -12,15 +12,18 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "logprobs": (False,),
     "top_logprobs": (0,),
     "prompt_logprobs": (),
-    "response_format": ({"type": "text"},),
     "stream_options": ({},),
-    "output_config": ({},),
-    "output_format": (),
     "container": (),
     "mcp_servers": ([],),
     "context_management": ({}, {"edits": []}),
 }
-_OTHER_NAMES = {"stop": "stop_sequences", "max_completion_tokens": "max_tokens", "max_tokens_to_sample": "max_tokens"}
+_OTHER_NAMES = {
+    "stop": "stop_sequences",
+    "max_completion_tokens": "max_tokens",
+    "max_tokens_to_sample": "max_tokens",
+    "response_format": "output_config.format",
+    "output_format": "output_config.format",
+}
 
 _Body = msgspec.defstruct("_Body", absent_fields({**_NEUTRAL, **_OTHER_NAMES}))
 

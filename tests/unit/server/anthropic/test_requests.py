@@ -1,5 +1,6 @@
 """Bodies of Anthropic's routes: bad ones are refused in Anthropic's form, with the field's name and a remedy, and harm nobody."""
 
+import json
 import time
 from collections.abc import Callable
 from typing import Any
@@ -31,6 +32,10 @@ def message_of(answer: Answer, status: int = 400, kind: str = "invalid_request_e
 
 def block(**fields: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": [fields]}]}
+
+
+def fitting(schema: object) -> dict[str, Any]:
+    return {"output_config": {"format": {"type": "json_schema", "schema": schema}}}
 
 
 # what is wrong, and words of the answer
@@ -69,8 +74,6 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "schema": ({"tools": [{**TOOL, "input_schema": []}]}, "tools.0.input_schema: must be a JSON object"),
     "long schema": ({"tools": [{**TOOL, "input_schema": {"x": "y" * 70_000}}]}, "tools.0.input_schema: the schema has"),
     "server tool": ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools.0.type: this server has no tools of its own"),
-    "must call": ({"tools": [TOOL], "tool_choice": {"type": "any"}}, "tool_choice: "),
-    "must call one": ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "fox"}}, "tool_choice: "),
     "must call nothing": ({"tool_choice": {"type": "any"}}, "tool_choice: "),
     "must call another": ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "dog"}}, "tool_choice: names the function 'dog'"),
     "choice": ({"tool_choice": {"type": "perhaps"}}, "tool_choice.type: "),
@@ -85,9 +88,17 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "n": ({"n": 2}, "n is not supported"),
     "logprobs": ({"logprobs": True}, "logprobs is not supported"),
     "prompt_logprobs": ({"prompt_logprobs": 1}, "prompt_logprobs is not supported"),
-    "response_format": ({"response_format": {"type": "json_object"}}, "response_format is not supported"),
+    "response_format": ({"response_format": {"type": "json_object"}}, "response_format: here its name is output_config.format"),
     "stream_options": ({"stream": True, "stream_options": {"include_usage": True}}, "stream_options is not supported"),
-    "output_config": ({"output_config": {"format": {"type": "json_schema", "schema": {}}}}, "output_config is not supported"),
+    "effort": ({"output_config": {"effort": "high"}}, "output_config.effort: no model here can be told"),
+    "other format": ({"output_config": {"format": {"type": "xml"}}}, "output_config.format.type: "),
+    "no schema": ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema: the field is missing"),
+    "no schema at all": (fitting(5), "output_config.format.schema: "),
+    "long format": (fitting({"x": "y" * 70_000}), "output_config.format.schema: the schema has"),
+    "format of a prefilled answer": (
+        {"messages": [HI, {"role": "assistant", "content": "{"}], **fitting({})}, "output_config.format.schema: is the structure of",
+    ),
+    "two structures": ({**fitting({}), "structured_outputs": {"regex": "x"}}, "structured_outputs.regex: "),
     "container": ({"container": "x"}, "container is not supported"),
     "mcp_servers": ({"mcp_servers": [{}]}, "mcp_servers is not supported"),
     "context_management": ({"context_management": {"edits": [{"type": "clear"}]}}, "context_management is not supported"),
@@ -107,7 +118,8 @@ async def test_bad_bodies(speak: Callable[..., Site], given: dict[str, Any], wor
 HARMLESS: dict[str, Any] = {
     "metadata": {"user_id": "ann"}, "service_tier": "auto", "cache_control": {"type": "ephemeral"}, "inference_geo": "us", "speed": "fast",
     "stop_sequences": None, "system": None, "tools": [], "tool_choice": {"type": "auto"}, "thinking": {"type": "disabled"}, "top_k": None,
-    "output_config": {}, "context_management": {"edits": []}, "mcp_servers": [], "container": None, "no_such_option": [1], "n": 1,
+    "output_config": {"effort": None, "format": None},
+    "context_management": {"edits": []}, "mcp_servers": [], "container": None, "no_such_option": [1], "n": 1,
 }  # fmt: skip
 
 
@@ -126,6 +138,55 @@ async def test_options_reach_the_engine(speak: Callable[..., Site]) -> None:
     sampling = request.sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p, sampling.seed) == (0.5, 0.9, 5, 0.1, 3)
     assert (sampling.max_tokens, sampling.stop_token_ids, request.max_draft_length) == (5, (7,), 2)
+
+
+class GrammarRecorder:
+    """Stands for the check of grammars, which has tests of its own; keeps what it is asked."""
+
+    def __init__(self, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.params: list[str] = []
+        monkeypatch.setattr(site.server._preparation._grammars, "check", self.check)
+
+    async def check(self, grammar: str, param: str) -> None:
+        self.params.append(param)
+
+
+def grammars(site: Site) -> dict[str, Any]:
+    """The parts of the grammar that reached the engine, by name."""
+    grammar = site.engine.requests[-1].sampling.grammar
+    assert grammar is not None
+    return {part.get("name", "top"): part for part in json.loads(grammar)["grammars"]}
+
+
+async def test_a_schema_binds_the_answer(speak: Callable[..., Site], monkeypatch: pytest.MonkeyPatch) -> None:
+    site = speak("x")
+    recorder = GrammarRecorder(site, monkeypatch)
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    answer = await site.post(PATH, body(**fitting(schema)))
+    assert answer.status == 200, answer.body
+    asked = grammars(site)["answer"]["json_schema"]
+    assert asked.pop("x-guidance")["lenient"] is False
+    assert (asked, recorder.params) == (schema, ["response_format.json_schema.schema"])
+
+
+@pytest.mark.parametrize(
+    ("choice", "num_functions", "is_single"),
+    [
+        ({"type": "any"}, 2, False),
+        ({"type": "any", "disable_parallel_tool_use": True}, 2, True),
+        ({"type": "tool", "name": "dog"}, 1, True),
+    ],
+)
+async def test_calls_that_must_be_made(
+    speak: Callable[..., Site], monkeypatch: pytest.MonkeyPatch, choice: dict[str, Any], num_functions: int, is_single: bool
+) -> None:
+    site = speak('<tool_call>\n{"name": "dog", "arguments": {}}\n</tool_call>')
+    GrammarRecorder(site, monkeypatch)
+    answer = await site.post(PATH, body(max_tokens=200, tools=[TOOL, {**TOOL, "name": "dog"}], tool_choice=choice))
+    assert (answer.status, answer.json()["stop_reason"]) == (200, "tool_use")
+    rules = grammars(site)["calls"]["lark_grammar"]
+    assert rules.count("%json") == num_functions
+    assert rules.startswith("start: call\n") == is_single
 
 
 THINKING = [
