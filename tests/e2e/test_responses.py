@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import openai
 import pytest
@@ -52,21 +53,11 @@ def test_a_stream_ends_in_the_same_response(client: openai.OpenAI) -> None:
 
 
 def test_a_conversation_goes_on(client: openai.OpenAI) -> None:
-    first = client.responses.create(model=DEFAULT_MODEL, input="My name is Ada.", instructions="Be brief.", temperature=0, max_output_tokens=16)
-    second = client.responses.create(
-        model=DEFAULT_MODEL, input="What is my name?", previous_response_id=first.id, temperature=0, max_output_tokens=16
-    )
-    spelt_out = client.responses.create(
-        model=DEFAULT_MODEL,
-        input=[
-            {"role": "user", "content": "My name is Ada."},
-            {"role": "assistant", "content": first.output_text},
-            {"role": "user", "content": "What is my name?"},
-        ],
-        temperature=0,
-        max_output_tokens=16,
-        store=False,
-    )
+    options: dict[str, Any] = {"model": DEFAULT_MODEL, "temperature": 0, "max_output_tokens": 16}
+    first = client.responses.create(input="My name is Ada.", instructions="Be brief.", **options)
+    second = client.responses.create(input="What is my name?", previous_response_id=first.id, **options)
+    turns = [("user", "My name is Ada."), ("assistant", first.output_text), ("user", "What is my name?")]
+    spelt_out = client.responses.create(input=[{"role": role, "content": text} for role, text in turns], store=False, **options)
     assert second.output_text == spelt_out.output_text
     listed = client.responses.input_items.list(second.id, order="asc")
     assert [item.content[0].text for item in listed] == ["My name is Ada.", first.output_text, "What is my name?"]

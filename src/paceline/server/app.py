@@ -103,8 +103,10 @@ class Server:
         ):
             routes.add_api_route(path, endpoint, methods=["GET"], response_class=Response)
         routes.add_api_route("/stats", self.get_stats, methods=["GET"], response_class=Response, openapi_extra={"parameters": [_STREAM]})
-        more |= self._responses.add_to(routes, _REF)
-        routes.openapi().setdefault("components", {}).setdefault("schemas", {}).update(named | more)  # kept there, and served as it is
+        responses = self._responses.add_to(routes, _REF)
+        described = routes.openapi().setdefault("components", {}).setdefault("schemas", {})  # kept there, and served as it is
+        for name, schema in (*named.items(), *more.items(), *responses.items()):
+            assert described.setdefault(name, schema) == schema, f"two things are called {name}"
 
     def _add_error_handlers(self, routes: FastAPI) -> None:
         async def on_error(_: Request, error: Exception) -> Response:

@@ -64,7 +64,6 @@ _NEUTRAL_IN_RESPONSE: dict[str, tuple[object, ...]] = {
     "context_management": ([],),
     "moderation": (),
     "reasoning": ({}, {"effort": None}, {"summary": None}, {"effort": None, "summary": None}),
-    "truncation": ("disabled",),
 }
 _NEUTRAL_IN_MESSAGE: dict[str, tuple[object, ...]] = {"function_call": (), "audio": ()}
 _MAX_NEUTRAL_BYTES = 100  # no value that asks for nothing is longer; others are not even parsed

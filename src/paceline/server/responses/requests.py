@@ -49,7 +49,7 @@ def _absent() -> Raw:
 _Schema = Annotated[Raw, Meta(extra_json_schema={"type": "object"})]
 
 
-class FunctionTool(Struct, frozen=True, gc=False):
+class ResponseTool(Struct, frozen=True, gc=False):
     """A function that the model may call; this server has no tools of its own."""
 
     type: Literal["function"]
@@ -59,14 +59,14 @@ class FunctionTool(Struct, frozen=True, gc=False):
     strict: bool | None = None
 
 
-class FunctionChoice(Struct, frozen=True, gc=False):
+class ResponseToolChoice(Struct, frozen=True, gc=False):
     """Asks for a call of one function."""
 
     type: Literal["function"]
     name: str
 
 
-class TextFormat(Struct, frozen=True, gc=False):
+class ResponseTextFormat(Struct, frozen=True, gc=False):
     """The form of the text. `name`, `schema` and `strict` go with a JSON schema."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -76,10 +76,10 @@ class TextFormat(Struct, frozen=True, gc=False):
     strict: bool | None = None
 
 
-class TextOptions(Struct, frozen=True, gc=False):
+class ResponseTextOptions(Struct, frozen=True, gc=False):
     """Nothing steers how much a model says, so that only the middle is there."""
 
-    format: TextFormat | None = None
+    format: ResponseTextFormat | None = None
     verbosity: Literal["medium"] | None = None
 
 
@@ -106,15 +106,16 @@ class ResponseRequest(GenerationRequest, frozen=True, kw_only=True):
     instructions: str | None = None
     previous_response_id: Annotated[str, Meta(max_length=MAX_ID_CHARS)] | None = None
     max_output_tokens: OutputTokens | None = None
-    tools: Annotated[list[FunctionTool], Meta(max_length=MAX_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | FunctionChoice | None = None
+    tools: Annotated[list[ResponseTool], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ResponseToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    text: TextOptions | None = None
+    text: ResponseTextOptions | None = None
     include: Annotated[list[Included], Meta(max_length=64)] | None = None
     top_logprobs: NumLogprobs | None = None
     prediction: Prediction | None = None
     metadata: Metadata | None = None
     user: Annotated[str, Meta(max_length=_MAX_VALUE_CHARS)] | None = None
+    truncation: Literal["auto", "disabled"] | None = None
     store: bool | None = None
     background: bool | None = None
 
@@ -139,8 +140,6 @@ def read_response_request(body: bytes) -> ResponseRequest:
         raise BadInputError("background: only goes with store, which keeps the response for you", param="background")
     if request.top_logprobs and not request.has_logprobs:
         raise BadInputError(f"top_logprobs: only goes with include: [{LOGPROBS!r}]", param="top_logprobs")
-    if request.parallel_tool_calls is False and request.tools and request.tool_choice != "none":
-        raise _unsupported("parallel_tool_calls", "this version cannot keep a model from several calls; leave it out")
     return request
 
 
@@ -185,7 +184,7 @@ def chat_request(request: ResponseRequest, earlier: Sequence[Item]) -> ChatCompl
     )
 
 
-def response_format(text: TextOptions | None) -> dict[str, object] | None:
+def response_format(text: ResponseTextOptions | None) -> dict[str, object] | None:
     """`text.format` as chat's `response_format`; None for plain text. Raises BadInputError."""
     given = None if text is None else text.format
     if given is None or given.type == "text":
@@ -222,12 +221,12 @@ def in_our_terms(error: BadInputError) -> BadInputError:
     return error
 
 
-def _chat_tool(tool: FunctionTool) -> Tool:
+def _chat_tool(tool: ResponseTool) -> Tool:
     return Tool(type="function", function=Function(tool.name, tool.description, tool.parameters, tool.strict))
 
 
-def _chat_choice(choice: Literal["none", "auto", "required"] | FunctionChoice | None) -> ToolChoice | None:
-    if isinstance(choice, FunctionChoice):
+def _chat_choice(choice: Literal["none", "auto", "required"] | ResponseToolChoice | None) -> ToolChoice | None:
+    if isinstance(choice, ResponseToolChoice):
         return NamedChoice(type="function", function=FunctionName(choice.name))
     return choice
 

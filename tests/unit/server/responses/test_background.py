@@ -136,7 +136,7 @@ async def test_it_holds_a_place_until_its_end(speak: Speak) -> None:
 
 
 async def test_its_time_limit_is_the_requests(speak: Speak) -> None:
-    site = speak(faults=HANGS, config=ServerConfig(EngineConfig(seed=7), request_timeout=0.1))
+    site = speak(faults=HANGS, config=ServerConfig(EngineConfig(seed=7), request_timeout=0.5))
     body = await ended(site, await begin(site))
     assert body["status"] == "failed"
     assert "--request-timeout" in body["error"]["message"]
@@ -147,10 +147,10 @@ async def test_its_time_limit_is_the_requests(speak: Speak) -> None:
 
 
 async def test_one_that_ended_in_time_is_left_alone(speak: Speak) -> None:
-    site = speak(config=ServerConfig(EngineConfig(seed=7), request_timeout=0.1))
+    site = speak(config=ServerConfig(EngineConfig(seed=7), request_timeout=0.5))
     path = await begin(site)
     await ended(site, path)
-    await asyncio.sleep(0.15)
+    await asyncio.sleep(0.6)
     assert (await site.get(path)).json()["status"] == "completed"
 
 
@@ -166,7 +166,7 @@ async def test_an_engine_that_fails(speak: Speak, faults: Faults, code: str) -> 
 async def test_shut_down_leaves_no_task(speak: Speak) -> None:
     site = speak(faults=HANGS)
     paths = [await begin(site) for _ in range(3)]
-    await site.in_flight.end_background()
+    await asyncio.wait_for(site.in_flight.end_background(), 5)
     assert is_idle(site)
     for path in paths:
         body = (await site.get(path)).json()
@@ -180,7 +180,7 @@ async def test_answers_with_a_client_outlive_the_end_of_the_others(speak: Speak)
     site = speak(faults=HANGS)
     connection = site.open(PATH, {"input": "hi", "stream": True})
     await connection.num_chunks(1)
-    await site.in_flight.end_background()
+    await asyncio.wait_for(site.in_flight.end_background(), 5)
     assert not connection.task.done()
     await connection.leave()
 

@@ -96,8 +96,9 @@ TEXTS = {
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
 async def test_any_cut_gives_the_same_response(think: Speak, text: str) -> None:
     expected = None
-    for chunk in (1, 2, 3, 5, 8):
-        site = think(text, chunk)
+    site = think(text)
+    for chunk in (1, 3, 8):
+        site.engine.chunk = chunk
         body = await ask(site, tools=[TOOL], max_output_tokens=500)
         expected = expected or plain(body["output"])
         assert plain(body["output"]) == expected, chunk
@@ -186,6 +187,54 @@ async def test_results_of_calls_go_back(think: Speak, shown: Callable[..., str])
     assert "<tool_response>\n42\n</tool_response>" in linked
     await ask(site, [{"role": "user", "content": "hi"}, *first["output"], result], tools=[TOOL])
     assert shown(site) == linked
+
+
+async def test_one_call_if_more_are_not_wanted(think: Speak) -> None:
+    text = f"the dog {BROKEN} {CALL}\n{CALL} and more"
+    kinds = ["message", "message", "function_call"]
+    site = think(text)
+    for chunk in (1, 3, 8):
+        site.engine.chunk = chunk
+        both = await ask(site, tools=[TOOL], max_output_tokens=500)
+        assert [item["type"] for item in both["output"]] == [*kinds, "function_call", "message"]
+        one = await ask(site, tools=[TOOL], max_output_tokens=500, parallel_tool_calls=False)
+        assert plain(one["output"]) == plain(both["output"][:3])
+        assert (one["parallel_tool_calls"], both["parallel_tool_calls"]) == (False, True)
+        events = await stream(site, tools=[TOOL], max_output_tokens=500, parallel_tool_calls=False)
+        assert plain(events[-1]["response"]["output"]) == plain(one["output"])
+    none = await ask(think("the dog <tool_call> and more"), tools=[TOOL], max_output_tokens=500, parallel_tool_calls=False)
+    assert none["output"][0]["content"][0]["text"] == "the dog <tool_call> and more"
+
+
+async def test_truncation_leaves_out_the_oldest_turns(think: Speak, shown: Callable[..., str]) -> None:
+    site = think("x")
+    call = {"type": "function_call", "call_id": "c1", "name": "fox", "arguments": "{}"}
+    turns: list[dict[str, Any]] = [{"role": "developer", "content": "be kind"}]
+    for index in range(30):
+        turns += [{"role": "user", "content": f"turn {index} " + "x" * 300}, {**call, "call_id": f"c{index}"}]
+        turns += [{"type": "function_call_output", "call_id": f"c{index}", "output": "42"}, {"role": "assistant", "content": "y"}]
+    turns.append({"role": "user", "content": "last"})
+    refused = await site.post(PATH, {"input": turns, "max_output_tokens": 50})
+    assert (refused.status, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
+    body = await ask(site, turns, instructions="be brief", truncation="auto", max_output_tokens=50)
+    assert body["truncation"] == "auto"
+    prompt = shown(site)
+    assert "be brief" in prompt
+    assert "be kind" in prompt
+    kept = [index for index in range(30) if f"turn {index} " in prompt]
+    assert kept == list(range(30 - len(kept), 30))
+    assert 0 < len(kept) < 30
+    room = 4096 - len(site.engine.requests[-1].prompt_token_ids) - 50
+    assert 0 <= room < 500, "not one turn more would fit"
+    go_on = await ask(site, "more", previous_response_id=body["id"], truncation="auto", max_output_tokens=50)
+    assert go_on["status"] == "completed"
+    alone = await site.post(PATH, {"input": "x" * 6000, "truncation": "auto"})
+    assert (alone.status, alone.json()["error"]["param"]) == (400, "input")
+    before = len(site.engine.requests)
+    assert (await site.post(PATH, {"input": "hi", "truncation": "auto", "top_k": -5})).status == 400
+    assert len(site.engine.requests) == before
+    await ask(site, "short", truncation="auto")
+    assert "short" in shown(site)
 
 
 async def test_a_stored_response_can_be_fetched_and_deleted(speak: Speak) -> None:
@@ -301,7 +350,7 @@ async def test_shut_down_breaks_a_stream(speak: Speak) -> None:
 
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_the_time_limit(speak: Speak, streamed: bool) -> None:
-    site = speak(faults=Faults(hang_after=3), config=ServerConfig(EngineConfig(seed=7), request_timeout=0.1))
+    site = speak(faults=Faults(hang_after=3), config=ServerConfig(EngineConfig(seed=7), request_timeout=0.4))
     answer = await site.post(PATH, {"input": "hi", "stream": streamed})
     assert site.engine.num_active == 0
     assert site.server.metrics.finished_by_reason["timeout"] == 1
