@@ -76,6 +76,14 @@ class Server:
         self._stats = Stats(self.model_name, engine, self.metrics, limits, in_flight)
         self.app: ASGIApp = Edge(routes, self.metrics, limits, is_loopback(config.host), allowed_hosts)
 
+    async def start(self) -> None:
+        """Start what helps to serve, before the first request. Raises BadInputError if the model's chat template cannot be used."""
+        await self._preparation.start()
+
+    async def close(self) -> None:
+        """End the server's own processes. The engine is the caller's."""
+        await self._preparation.close()
+
     @property
     def has_chat(self) -> bool:
         return self._preparation.has_chat_template

@@ -66,15 +66,26 @@ async def run_server(
     """Serve until SIGTERM, SIGINT or cancellation; running answers then get `config.shutdown_timeout` seconds.
 
     The engine stays the caller's, who closes it. `announce` is called once, with the ready line. Meant for uvloop's event loop.
-    Raises EngineDeadError if the engine fails to warm up or, a few seconds later, if it dies; MissingError if the port was taken.
+    Raises EngineDeadError if the engine fails to warm up or, a few seconds later, if it dies; MissingError if the port was taken;
+    BadInputError if the model's chat template cannot be used.
     """
     configure_logging(config.log_format)
     in_flight = InFlight()
     server = Server(engine, config, folder, in_flight)
-    if config.warmup:
-        health = await server.health.probe()
-        if not health.is_healthy:
-            raise EngineDeadError(f"the engine did not warm up: {health.reason}")
+    try:
+        await server.start()
+        if config.warmup:
+            health = await server.health.probe()
+            if not health.is_healthy:
+                raise EngineDeadError(f"the engine did not warm up: {health.reason}")
+        await _serve(server, engine, config, listener, in_flight, announce)
+    finally:
+        await server.close()
+
+
+async def _serve(
+    server: Server, engine: Engine, config: ServerConfig, listener: socket.socket, in_flight: InFlight, announce: Callable[[str], None]
+) -> None:
     uvicorn_config = uvicorn.Config(
         server.app,
         loop="uvloop",
