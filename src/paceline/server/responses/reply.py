@@ -13,6 +13,7 @@ from paceline.server.detokenize import TextDelta
 from paceline.server.generation import Generation
 from paceline.server.openai.answers import Usage
 from paceline.server.openai.errors import ErrorAnswer
+from paceline.server.openai.structured import JsonSchemaFormat
 from paceline.server.parsing.deltas import CallArguments, ContentDelta, MessageDelta, ReasoningDelta
 from paceline.server.responses.events import Events
 from paceline.server.responses.items import encode_items
@@ -194,7 +195,8 @@ def head_fields(request: ResponseRequest, response_id: str, model: str, created_
 
 
 def _format_fields(request: ResponseRequest) -> dict[str, object]:
-    asked = response_format(request.text) or {"type": "text"}
-    schema = asked.get("json_schema", {})
-    assert isinstance(schema, dict)
-    return {"type": asked["type"], **schema}
+    asked = response_format(request.text)
+    if isinstance(asked, JsonSchemaFormat):
+        of = asked.json_schema
+        return {"type": "json_schema", "name": of.name, "description": of.description, "schema": of.schema, "strict": of.strict}
+    return {"type": "text" if asked is None else "json_object"}

@@ -20,6 +20,7 @@ from paceline.server.openai.requests import (
     Prediction,
     read_body,
 )
+from paceline.server.openai.structured import JsonObjectFormat, JsonSchemaFormat, NamedSchema, ResponseFormat, Schema, SchemaName
 from paceline.server.openai.tool_requests import (
     MAX_ID_CHARS,
     MAX_TOOLS,
@@ -46,16 +47,13 @@ def _absent() -> Raw:
     return Raw(_NULL)
 
 
-_Schema = Annotated[Raw, Meta(extra_json_schema={"type": "object"})]
-
-
 class ResponseTool(Struct, frozen=True, gc=False):
     """A function that the model may call; this server has no tools of its own."""
 
     type: Literal["function"]
     name: ToolName
     description: str | None = None
-    parameters: _Schema = msgspec.field(default_factory=_absent)
+    parameters: Schema = msgspec.field(default_factory=_absent)
     strict: bool | None = None
 
 
@@ -70,9 +68,9 @@ class ResponseTextFormat(Struct, frozen=True, gc=False):
     """The form of the text. `name`, `schema` and `strict` go with a JSON schema."""
 
     type: Literal["text", "json_object", "json_schema"]
-    name: ToolName | None = None
+    name: SchemaName | None = None
     description: str | None = None
-    schema: _Schema = msgspec.field(default_factory=_absent)
+    schema: Schema = msgspec.field(default_factory=_absent)
     strict: bool | None = None
 
 
@@ -154,8 +152,6 @@ def chat_request(request: ResponseRequest, earlier: Sequence[Item]) -> ChatCompl
         raise BadInputError("input: holds nothing to answer; send a message", param="input")
     if len(messages) > MAX_MESSAGES:
         raise BadInputError(f"input: the conversation has {len(messages):,} messages, limit {MAX_MESSAGES:,}; begin another", param="input")
-    if response_format(request.text) is not None:
-        raise _unsupported("text.format", "this version has text only; leave it out")
     return ChatCompletionRequest(
         messages=messages,
         model=request.model,
@@ -178,25 +174,30 @@ def chat_request(request: ResponseRequest, earlier: Sequence[Item]) -> ChatCompl
         stream=request.stream,
         tools=None if request.tools is None else [_chat_tool(tool) for tool in request.tools],
         tool_choice=_chat_choice(request.tool_choice),
+        parallel_tool_calls=request.parallel_tool_calls,
         prediction=request.prediction,
+        response_format=response_format(request.text),
+        structured_outputs=request.structured_outputs,
+        guided_json=request.guided_json,
+        guided_regex=request.guided_regex,
+        guided_choice=request.guided_choice,
+        guided_grammar=request.guided_grammar,
         logprobs=request.has_logprobs,
         top_logprobs=request.top_logprobs if request.has_logprobs else None,
     )
 
 
-def response_format(text: ResponseTextOptions | None) -> dict[str, object] | None:
+def response_format(text: ResponseTextOptions | None) -> ResponseFormat | None:
     """`text.format` as chat's `response_format`; None for plain text. Raises BadInputError."""
     given = None if text is None else text.format
     if given is None or given.type == "text":
         return None
     if given.type == "json_object":
-        return {"type": "json_object"}
-    if given.name is None or bytes(given.schema) == _NULL:
-        missing = "name" if given.name is None else "schema"
-        raise BadInputError(f"text.format.{missing}: the field is missing", param=f"text.format.{missing}")
-    schema: dict[str, object] = {"name": given.name, "schema": given.schema}
-    schema |= {name: value for name, value in (("description", given.description), ("strict", given.strict)) if value is not None}
-    return {"type": "json_schema", "json_schema": schema}
+        return JsonObjectFormat()
+    for name, is_missing in (("name", given.name is None), ("schema", bytes(given.schema) == _NULL)):
+        if is_missing:
+            raise BadInputError(f"text.format.{name}: the field is missing", param=f"text.format.{name}")
+    return JsonSchemaFormat(NamedSchema(given.name or "", given.description, given.schema, given.strict))
 
 
 _OUR_NAMES = (

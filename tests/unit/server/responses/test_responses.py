@@ -206,6 +206,25 @@ async def test_one_call_if_more_are_not_wanted(think: Speak) -> None:
     assert none["output"][0]["content"][0]["text"] == "the dog <tool_call> and more"
 
 
+async def test_the_form_of_the_text(speak: Speak) -> None:
+    """With the real compiler of grammars beside the server."""
+    site = speak("{}")
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    form = {"type": "json_schema", "name": "thing", "schema": schema, "strict": True}
+    try:
+        body = await ask(site, text={"format": form}, max_output_tokens=50)
+        assert body["text"]["format"] == {**form, "description": None}
+        assert '"a"' in (site.engine.requests[-1].sampling.grammar or "")
+        assert (await ask(site, text={"format": {"type": "json_object"}}))["text"]["format"] == {"type": "json_object"}
+        assert site.engine.requests[-1].sampling.grammar
+        await ask(site, text={"format": {"type": "text"}})
+        assert site.engine.requests[-1].sampling.grammar is None
+        bad = await site.post(PATH, {"input": "hi", "text": {"format": {**form, "schema": {"type": "nonsense"}}}})
+        assert (bad.status, bad.json()["error"]["param"]) == (400, "text.format.schema")
+    finally:
+        await site.server.close()
+
+
 async def test_truncation_leaves_out_the_oldest_turns(think: Speak, shown: Callable[..., str]) -> None:
     site = think("x")
     call = {"type": "function_call", "call_id": "c1", "name": "fox", "arguments": "{}"}
