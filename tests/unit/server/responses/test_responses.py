@@ -350,6 +350,18 @@ async def test_a_broken_stream_says_so(speak: Speak, faults: Faults, code: str) 
     assert (await site.get(f"{PATH}/{failed['response']['id']}")).json()["status"] == "failed"
 
 
+async def test_a_call_that_a_fault_cut_off_is_none(think: Speak, tokenizer: Tokenizer) -> None:
+    told = '<tool_call>\n{"name": "fox", "arguments": {"over": "d'
+    num_tokens = len(tokenizer.encode(told, add_special_tokens=False).ids)
+    events = await stream(think(CALL, faults=Faults(fail_after=num_tokens)), tools=[TOOL], max_output_tokens=500)
+    assert any(event["type"] == "response.function_call_arguments.delta" for event in events)
+    (item,) = events[-2]["response"]["output"]
+    assert item["type"] == "message"
+    assert CALL.startswith(item["content"][0]["text"])
+    assert len(item["content"][0]["text"]) >= len(told) - 2
+    assert put_together(events) == [item]
+
+
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_what_fails_before_it_began_has_its_own_status(speak: Speak, streamed: bool) -> None:
     answer = await speak(faults=Faults(fail_after=0)).post(PATH, {"input": "hi", "stream": streamed})
