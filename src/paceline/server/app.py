@@ -84,9 +84,11 @@ class Server:
         """End the server's own processes. The engine is the caller's."""
         await self._preparation.close()
 
-    @property
-    def has_chat(self) -> bool:
-        return self._preparation.has_chat_template
+    def example(self) -> tuple[str, dict[str, object]]:
+        """A route and a body for it, with which to try this server."""
+        if self._preparation.has_chat_template:
+            return "/v1/chat/completions", {"model": self.model_name, "messages": [{"role": "user", "content": "Say hello."}]}
+        return "/v1/completions", {"model": self.model_name, "prompt": "Once upon a time"}
 
     def _add_routes(self, routes: FastAPI) -> None:
         completion, chat_completion, named = schemas(_REF)

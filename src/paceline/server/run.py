@@ -62,6 +62,7 @@ async def run_server(
     folder: Path,
     listener: socket.socket,
     announce: Callable[[str], None] = say,
+    make_server: Callable[[Engine, ServerConfig, Path, InFlight], Server] = Server,
 ) -> None:
     """Serve until SIGTERM, SIGINT or cancellation; running answers then get `config.shutdown_timeout` seconds.
 
@@ -71,7 +72,7 @@ async def run_server(
     """
     configure_logging(config.log_format)
     in_flight = InFlight()
-    server = Server(engine, config, folder, in_flight)
+    server = make_server(engine, config, folder, in_flight)
     try:
         await server.start()
         if config.warmup:
@@ -100,7 +101,7 @@ async def _serve(
         backlog=_BACKLOG,
         timeout_graceful_shutdown=math.ceil(config.shutdown_timeout) + _LAST_EVENTS_S,
     )
-    line = ready_line(listener, config.host, server.model_name, server.has_chat)
+    line = ready_line(listener, config.host, *server.example())
     draining = _DrainingServer(uvicorn_config, engine, in_flight, config, lambda: announce(line))
     serving = asyncio.create_task(draining.serve([listener]))
     try:

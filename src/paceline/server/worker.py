@@ -50,7 +50,8 @@ class WorkerLimits:
     memory_bytes: int = 1 << 30  # address space beyond what it has once it is loaded
     cpu_s: int = 60  # CPU time of one call, all threads; the time limit of a call is meant to come first
     max_answer_bytes: int = 64 << 20
-    max_callers: int = 256  # the one that is served and those that wait
+    max_callers: int = 4096  # the one that is served and those that wait
+    max_wait_s: float = 10.0  # for one's turn: by then several others have hung
 
 
 class Worker:
@@ -83,11 +84,16 @@ class Worker:
         if len(request) > _MAX_REQUEST_BYTES:
             raise WorkerError("OverflowError", f"the request has {len(request):,} bytes, limit {_MAX_REQUEST_BYTES:,}")
         if self._num_callers >= self._limits.max_callers:
-            raise WorkerUnavailableError(f"{self._num_callers} requests wait for the same worker, its limit; send the request again later")
+            raise WorkerUnavailableError(
+                f"{self._num_callers:,} requests wait for the same worker, its limit; send the request again later"
+            )
         self._num_callers += 1
         try:
-            async with self._lock:
+            await self._take_turn()
+            try:
                 return await self._exchange(await self._running_child(), request, timeout_s)
+            finally:
+                self._lock.release()
         finally:
             self._num_callers -= 1
 
@@ -99,6 +105,15 @@ class Worker:
             child.kill()
         async with self._lock:  # whoever was served has seen the end
             await self._end_child()
+
+    async def _take_turn(self) -> None:
+        try:
+            async with asyncio.timeout(self._limits.max_wait_s):
+                await self._lock.acquire()
+        except TimeoutError:
+            raise WorkerUnavailableError(
+                f"requests before this one kept their worker busy for {self._limits.max_wait_s:g} s; send the request again later"
+            ) from None
 
     async def _running_child(self) -> Process:
         if self._is_closed:

@@ -224,6 +224,32 @@ def test_options_never_break_the_grammar(models: Models) -> None:
             assert {text_of(models, tokens) for tokens in full.run(requests(each))} == {"yes"}
 
 
+@pytest.mark.parametrize("draft", DRAFTERS)
+def test_a_hundred_answers_with_a_field_that_may_be_null(models: Models, draft: str) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"id": {"type": "integer", "minimum": 0, "maximum": 9}, "note": {"anyOf": [{"enum": ["so"]}, {"type": "null"}]}},
+        "required": ["id", "note"],
+        "additionalProperties": False,
+    }
+    sampling = replace(WARM, grammar=of_schema(schema))
+    many = [
+        replace(requests(replace(sampling, seed=seed), 3)[0], request_id=str(seed), prompt_token_ids=(seed + 5, 9, 40))
+        for seed in range(100)
+    ]
+    answers = [json.loads(text_of(models, tokens)) for tokens in Engine(models, engine(draft, max_batch_size=32)).run(many)]
+    for answer in answers:
+        jsonschema.validate(answer, schema)
+    assert {answer["note"] for answer in answers} == {"so", None}, "both ways are taken"
+
+
+def test_a_thousand_requests_in_one_engine(models: Models) -> None:
+    together = Engine(models, engine("ngram", max_batch_size=64))
+    sampling = replace(WARM, grammar=LLMatcher.grammar_from_regex("[a-c]{1,3}"))
+    many = [replace(requests(replace(sampling, seed=seed), 3)[0], request_id=str(seed), prompt_token_ids=(9,)) for seed in range(1000)]
+    assert all(re.fullmatch("[a-c]{1,3}", text_of(models, tokens)) for tokens in together.run(many))
+
+
 def failed(models: Models, text: str) -> tuple[list[str], list[tuple[int, ...]]]:
     """Requests with the grammar beside healthy ones: the first ones' errors and the others' tokens."""
     together = Engine(models, engine("ngram"))

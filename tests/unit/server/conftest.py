@@ -21,10 +21,10 @@ from tests.fakes.tiny_models import make_tiny_model
 class Site(AsgiClient):
     """A client together with the server and the engine behind it."""
 
-    def __init__(self, engine: FakeEngine, folder: Path, config: ServerConfig) -> None:
+    def __init__(self, engine: FakeEngine, folder: Path, config: ServerConfig, kind: type[Server] = Server) -> None:
         self.engine = engine
         self.in_flight = InFlight()
-        self.server = Server(engine, config, folder, self.in_flight)
+        self.server = kind(engine, config, folder, self.in_flight)
         super().__init__(self.server.app)
 
 

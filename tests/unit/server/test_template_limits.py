@@ -110,7 +110,7 @@ async def test_the_answer_says_why(site: Site, words: list[str], message: str) -
 
 
 async def test_others_are_served_meanwhile(site: Site) -> None:
-    """Also while the largest body is packed and rendered: the event loop waits for nothing."""
+    """The event loop waits for nothing, and so do requests that render nothing; the others wait their turn."""
     hanging = site.open("/v1/chat/completions", {"messages": turns("loop")})
     await asyncio.sleep(0.05)
     assert (await site.post("/v1/completions", {"prompt": "the fox"})).status == 200
@@ -118,6 +118,12 @@ async def test_others_are_served_meanwhile(site: Site) -> None:
     queued = site.open("/tokenize", {"messages": turns("the fox")})
     await asyncio.gather(hanging.task, queued.task)
     assert (hanging.answer.status, queued.answer.status) == (400, 200)
+
+
+async def test_hundreds_of_requests_at_once_are_all_served(site: Site) -> None:
+    connections = [site.open("/tokenize", {"messages": turns(f"fox {index}")}) for index in range(300)]
+    await asyncio.gather(*(connection.task for connection in connections))
+    assert {connection.answer.status for connection in connections} == {200}
 
 
 async def test_a_client_that_leaves_frees_the_worker(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

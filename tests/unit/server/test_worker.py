@@ -163,6 +163,20 @@ async def test_more_callers_than_may_wait_are_told_so(worker: Worker) -> None:
     assert await ask(worker, "echo x") == "x", "the places are free again"
 
 
+async def test_waiting_for_ones_turn_has_an_end() -> None:
+    worker = Worker(JOBS, WorkerLimits(max_wait_s=0.2))
+    try:
+        await worker.start()
+        running = asyncio.create_task(ask(worker, "sleep 0.6"))
+        await asyncio.sleep(0)
+        with pytest.raises(WorkerUnavailableError, match=r"busy for 0\.2 s"):
+            await ask(worker, "echo x")
+        assert await running == "0.6", "who is served goes on"
+        assert await ask(worker, "echo x") == "x"
+    finally:
+        await worker.close()
+
+
 async def test_what_the_work_prints_is_no_answer(worker: Worker, capfd: pytest.CaptureFixture[str]) -> None:
     assert await ask(worker, "print hello") == ""
     assert await ask(worker, "echo x") == "x"
