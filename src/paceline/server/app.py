@@ -29,6 +29,7 @@ from paceline.server.openai import answers
 from paceline.server.openai.answers import Envelope
 from paceline.server.openai.errors import ENGINE_GONE, ErrorAnswer, answer_for, answer_for_status, too_many_streams
 from paceline.server.openai.requests import GenerationRequest, StreamOptions, read_chat_completion, read_completion, schemas
+from paceline.server.openai.schema import describe_answers
 from paceline.server.openai.tokenization import (
     DetokenizeRequest,
     TokenizeRequest,
@@ -103,7 +104,7 @@ class Server:
         ):
             routes.add_api_route(path, endpoint, methods=["GET"], response_class=Response)
         routes.add_api_route("/stats", self.get_stats, methods=["GET"], response_class=Response, openapi_extra={"parameters": [_STREAM]})
-        routes.openapi().setdefault("components", {}).setdefault("schemas", {}).update(named | more)  # kept there, and served as it is
+        describe_answers(routes.openapi(), named | more, self.model_name)  # kept there, and served as it is
 
     def _add_error_handlers(self, routes: FastAPI) -> None:
         async def on_error(_: Request, error: Exception) -> Response:
