@@ -142,10 +142,11 @@ ROWS: dict[str, Callable[[int], tuple[Paired, dict[str, object]]]] = {
 
 def _without_drafter(llm: LLM) -> LLM:
     """An engine of its own for `--draft none` over the loaded model of `llm`; the two must take turns and cache no prefixes."""
-    config, target = replace(llm.config, draft="none"), llm._loop._executor._target
+    config, shared = replace(llm.config, draft="none"), llm._loop._executor
     facts = replace(llm.facts, drafter="none", max_draft_length=0)
     twin = copy.copy(llm)
-    executor = Executor(target, NoDrafter(DrafterSetup(target.rule, facts.vocab_size)))
+    drafter = NoDrafter(DrafterSetup(shared._target.rule, facts.vocab_size))
+    executor = Executor(shared._target, drafter, shared._slots._grammars)
     twin.config, twin.facts, twin._received = config, facts, {}
     twin._loop = EngineLoop(Scheduler(SchedulerConfig.from_engine_config(config), facts), executor)
     return twin

@@ -69,9 +69,22 @@ class ServerConfig:
         None, "Requests that are answered at once, those that wait included; others get 503. Unset: no limit.", low=1, high=2**20
     )
     request_timeout: float | None = _setting(None, "Seconds from a request's arrival to its end; unset: no limit.", above=0, high=86400)
+    responses_memory_bytes: int = _setting(
+        64 * 1024**2,
+        "Memory for stored responses, of which the oldest make room for new ones; 0 stores none.",
+        low=0,
+        high=2**50,
+    )
     shutdown_timeout: float = _setting(30.0, "Seconds that running requests get after SIGTERM.", low=0, high=86400)
     log_format: Literal["console", "json"] = _setting("console", "Shape of log lines.")
     warmup: bool = _setting(True, "Run one request before the first user's.")
+
+
+@dataclass(frozen=True, slots=True)
+class DraftServerConfig(ServerConfig):
+    """`paceline draft-server`: the same, on a port that leaves the usual one to the server that it drafts for."""
+
+    port: int = _setting(8100, "Port to listen on; 0 picks a free one.", low=0, high=65535)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +200,23 @@ def settle_server(config: ServerConfig) -> ServerConfig:
             "listen on 127.0.0.1 behind a proxy that checks keys, or add --insecure"
         )
     return config
+
+
+def settle_draft_server(config: DraftServerConfig) -> ServerConfig:
+    """`settle_server` for a server that only drafts, and decodes plainly. Raises BadInputError for settings that say otherwise."""
+    usual = EngineConfig()
+    for name, value, unset in (
+        ("draft", config.engine.draft, (usual.draft, "none")),
+        ("max_draft_length", config.engine.max_draft_length, (usual.max_draft_length,)),
+        ("speculation", config.engine.speculation, (usual.speculation, "off")),
+    ):
+        if value not in unset:
+            raise BadInputError(
+                f"{flag(name)} {value} has no effect on a draft server: each of its requests says how far to draft, and the drafting "
+                "itself is plain decoding; leave it out",
+                param=name,
+            )
+    return settle_server(replace(config, engine=replace(config.engine, draft="none", speculation="off")))
 
 
 def _fixed_batch(engine: EngineConfig, batch_size: str) -> EngineConfig:

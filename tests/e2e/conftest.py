@@ -56,12 +56,12 @@ class RunningServer:
 
 
 @contextlib.contextmanager
-def serve(arguments: Sequence[str]) -> Iterator[RunningServer]:
-    """`paceline serve ARGUMENTS` on a free port; on leaving, SIGTERM, and nothing may be left behind."""
+def serve(arguments: Sequence[str], verb: str = "serve") -> Iterator[RunningServer]:
+    """`paceline serve ARGUMENTS` (or `draft-server`) on a free port; on leaving, SIGTERM, and nothing may be left behind."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "paceline.cli", "serve", *arguments, "--port", str(port)]
+    command = [sys.executable, "-m", "paceline.cli", verb, *arguments, "--port", str(port)]
     popen = subprocess.Popen(command, env={**os.environ, "PACELINE_SHUTDOWN_TIMEOUT": "5"})
     server = RunningServer(f"http://127.0.0.1:{port}", psutil.Process(popen.pid))
     try:

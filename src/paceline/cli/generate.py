@@ -1,5 +1,6 @@
 """`paceline generate`: one answer in the terminal, from an engine in this process."""
 
+import asyncio
 import secrets
 import sys
 from collections.abc import Iterable
@@ -14,6 +15,7 @@ from paceline.errors import BadInputError, EngineDeadError
 if TYPE_CHECKING:
     from paceline.core.outcome import RequestStats, TokenDelta
     from paceline.server.detokenize import Detokenizer
+    from paceline.server.template import ChatTemplate
 
 UseTemplate = Annotated[bool, Parameter(help="Put the prompt into the model's chat template, if it has one.")]
 
@@ -45,7 +47,7 @@ def generate(
     template = load_chat_template(llm.folder) if chat_template else None
     if template is not None:
         # The template writes its special tokens itself.
-        rendered = template.render([{"role": "user", "content": text}])
+        rendered = asyncio.run(_rendered(template, text))
         prompt_token_ids = llm.tokenizer.encode(rendered, add_special_tokens=False).ids
     else:
         prompt_token_ids = llm.tokenizer.encode(text).ids
@@ -66,6 +68,13 @@ def generate(
     detokenizer = Detokenizer(Vocabulary(llm.tokenizer), prompt_token_ids, ())
     num_tokens, stats = print_answer(llm.stream(prompt_token_ids, sampling), detokenizer)
     print(summary(num_tokens, stats), file=sys.stderr)
+
+
+async def _rendered(template: "ChatTemplate", text: str) -> str:
+    try:
+        return await template.render([{"role": "user", "content": text}])
+    finally:
+        await template.close()
 
 
 def print_answer(deltas: Iterable["TokenDelta"], detokenizer: "Detokenizer") -> tuple[int, "RequestStats"]:

@@ -37,6 +37,7 @@ def build() -> App:
     app.meta.suppress_keyboard_interrupt = False
     origins = Origins()
     app.command(serve.serve)
+    app.command(serve.draft_server)
     app.command(generate.generate)
     app.command(chat.chat)
     app.command(models.app, name="models")

@@ -14,7 +14,7 @@ import yaml
 from cyclopts import App, ArgumentCollection, Parameter
 from cyclopts.config import Dict, Env
 
-from paceline.config import AnswerConfig, EngineConfig, ServerConfig, flag, settings
+from paceline.config import AnswerConfig, DraftServerConfig, EngineConfig, ServerConfig, flag, settings
 from paceline.errors import BadInputError
 
 # Flags of the interface that this build does not have yet, each with what stands in its place.
@@ -42,6 +42,7 @@ _UNSET = ("", "~", "null")  # how YAML writes "nothing"
 # Flatten the dataclasses into flags; `config.py` itself stays free of the parser.
 Parameter(name="*", group="Engine")(EngineConfig)
 Parameter(name="*", group="Server")(ServerConfig)
+Parameter(name="*", group="Server")(DraftServerConfig)
 Parameter(name="*", group="Answer")(AnswerConfig)
 
 ConfigFile = Annotated[Path | None, Parameter(help="YAML file of settings (or PACELINE_CONFIG).", group="Every command")]

@@ -24,6 +24,7 @@ class SlotOutcome:
     num_accepted: int
     num_draft_computed_tokens: int  # committed tokens with valid drafter KV after this step; 0 if it keeps none
     logprobs: tuple[TokenLogprobs, ...] = ()  # one per new token, if the request asks
+    failure: str | None = None  # why the request cannot go on, through a fault of its own
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of the tokens behind those that a prompt chunk ran, as far as they are prompt
 
 
@@ -85,6 +86,7 @@ class TokenDelta:
     finish_reason: FinishReason | None = None
     stats: RequestStats | None = None
     error: str | None = None  # why, when finish_reason is ERROR
+    is_refusal: bool = False  # the error is the request's own fault, not the engine's
     num_drafted: int = 0  # draft tokens that this step verified for the request
     logprobs: tuple[TokenLogprobs, ...] = ()  # one per token, if the request asks
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # with the first delta: of the prompt's tokens from the second on

@@ -39,12 +39,13 @@ class SamplingParams:
     banned_sequences: tuple[tuple[int, ...], ...] = ()  # never appear in the output; none is empty
     min_tokens: int = 0  # before this many output tokens no token ends the answer
     num_logprobs: int | None = None  # likeliest tokens whose log-probability is reported beside the chosen one's; None: report nothing
+    grammar: str | None = None  # llguidance's text, checked at the edge; the output is in its language unless cut short
     num_prompt_logprobs: int | None = None  # the same for each prompt token from the second on
 
     @property
     def adjusts_logits(self) -> bool:
         """Whether the target's logits are changed before temperature and cuts."""
-        return self.has_penalties or bool(self.logit_bias or self.banned_sequences) or self.min_tokens > 0
+        return self.has_penalties or bool(self.logit_bias or self.banned_sequences) or self.min_tokens > 0 or self.grammar is not None
 
     @property
     def has_penalties(self) -> bool:

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from paceline.core.grammar import TokenGrammar
 from paceline.core.request import SamplingParams
 
 
@@ -26,6 +27,7 @@ class Slot:
     num_computed_tokens: int
     stop_token_ids: tuple[int, ...] = ()  # every token that ends the sequence
     prediction_token_ids: tuple[int, ...] = ()  # output that the client expects
+    grammar: TokenGrammar | None = None  # of a request that asks for one, behind `token_ids`
     counts: TokenCounts | None = field(init=False)
 
     def __post_init__(self) -> None:
@@ -44,3 +46,5 @@ class Slot:
         self.token_ids.extend(token_ids)
         if self.counts is not None:
             self.counts.output.update(token_ids)
+        if self.grammar is not None:
+            self.grammar.commit(token_ids)

@@ -152,7 +152,7 @@ def _add(loop: EngineLoop, request: Request) -> list[TokenDelta]:
     try:
         loop.add(request)
     except PacelineError as error:
-        return [TokenDelta(request.request_id, (), FinishReason.ERROR, None, str(error))]
+        return [TokenDelta(request.request_id, (), FinishReason.ERROR, None, str(error), is_refusal=True)]
     return []
 
 

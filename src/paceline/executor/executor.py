@@ -9,6 +9,7 @@ import torch
 
 from paceline.core.outcome import StepOutcome
 from paceline.core.plan import StepPlan
+from paceline.executor.grammar import Grammars
 from paceline.executor.slots import SlotTable
 from paceline.executor.step import Target, run_step
 from paceline.speculative.drafter import Drafter
@@ -19,10 +20,10 @@ class Executor:
 
     queue_depth = 1  # a CPU step leaves no idle device for the host to overlap with
 
-    def __init__(self, target: Target, drafter: Drafter) -> None:
+    def __init__(self, target: Target, drafter: Drafter, grammars: Grammars) -> None:
         self._target = target
         self._drafter = drafter
-        self._slots = SlotTable()
+        self._slots = SlotTable(grammars)
         self._outcomes: deque[StepOutcome] = deque()
 
     def submit(self, plan: StepPlan) -> None:

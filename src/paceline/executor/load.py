@@ -14,6 +14,7 @@ from paceline.core.facts import Choice, EngineFacts
 from paceline.core.progress import Progress
 from paceline.errors import BadInputError
 from paceline.executor.executor import Executor
+from paceline.executor.grammar import Grammars
 from paceline.executor.step import Target
 from paceline.forward.forward import Forward
 from paceline.forward.load import load_forward
@@ -84,7 +85,8 @@ def load_executor(config: EngineConfig, folder: str, draft_folder: str | None, p
         eos_token_ids=_eos_token_ids(Path(folder), target.spec.vocab_size),
         choices=target.choices + _draft_choices(draft),
     )
-    return Executor(Target(target, kv, rule), drafter), facts
+    grammars = Grammars(Path(folder) / "tokenizer.json", target.spec.vocab_size, facts.eos_token_ids)
+    return Executor(Target(target, kv, rule), drafter, grammars), facts
 
 
 def _load_model(config: EngineConfig, folder: Path, stage: str, progress: Progress) -> Forward:

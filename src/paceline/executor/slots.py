@@ -7,14 +7,16 @@ from paceline.core.draft import DraftProposal
 from paceline.core.plan import Admission, SpanKind, StepPlan
 from paceline.core.slot import Slot
 from paceline.core.verification import Verification
+from paceline.executor.grammar import Grammars
 from paceline.speculative.rows import host_int_rows, host_ints
 
 
 class SlotTable:
     """Slots by id, kept in step with the scheduler by plans alone."""
 
-    def __init__(self) -> None:
+    def __init__(self, grammars: Grammars) -> None:
         self.slots: dict[int, Slot] = {}
+        self._grammars = grammars
 
     def apply(self, plan: StepPlan) -> None:
         """Carry out a plan's bookkeeping in its fixed order: release, admit, cut page lists, append pages."""
@@ -22,7 +24,7 @@ class SlotTable:
             del self.slots[slot_id]
         for admission in plan.admitted:
             assert admission.slot not in self.slots, f"slot {admission.slot} admitted twice"
-            self.slots[admission.slot] = _new_slot(admission)
+            self.slots[admission.slot] = self._new_slot(admission)
         for slot_id, num_pages in plan.freed_pages:
             del self.slots[slot_id].page_ids[num_pages:]
         for slot_id, page_ids in plan.new_pages:
@@ -44,19 +46,20 @@ class SlotTable:
             new_tokens.append(new)
         return new_tokens
 
+    def _new_slot(self, admission: Admission) -> Slot:
+        text, output = admission.sampling.grammar, admission.token_ids[admission.num_prompt_tokens :]
+        return Slot(
+            token_ids=list(admission.token_ids),
+            num_prompt_tokens=admission.num_prompt_tokens,
+            sampling=admission.sampling,
+            page_ids=[],
+            num_computed_tokens=admission.num_computed_tokens,
+            stop_token_ids=admission.stop_token_ids,
+            prediction_token_ids=admission.prediction_token_ids,
+            grammar=None if text is None else self._grammars.start(text, output),
+        )
+
 
 def drafts_by_row(proposal: DraftProposal) -> list[list[int]]:
     """The proposal's draft tokens as host lists, one per span."""
     return [row[:count] for row, count in zip(host_int_rows(proposal.token_ids), host_ints(proposal.lens), strict=True)]
-
-
-def _new_slot(admission: Admission) -> Slot:
-    return Slot(
-        token_ids=list(admission.token_ids),
-        num_prompt_tokens=admission.num_prompt_tokens,
-        sampling=admission.sampling,
-        page_ids=[],
-        num_computed_tokens=admission.num_computed_tokens,
-        stop_token_ids=admission.stop_token_ids,
-        prediction_token_ids=admission.prediction_token_ids,
-    )

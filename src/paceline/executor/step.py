@@ -129,6 +129,7 @@ def _outcome(run: _SpanRun, new: tuple[int, ...], logits: torch.Tensor, drafter:
         num_drafted=len(run.drafts),
         num_accepted=max(len(new) - 1, 0),
         num_draft_computed_tokens=drafter.num_computed_tokens(span.slot),
+        failure=None if slot.grammar is None else slot.grammar.failure,
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
     )

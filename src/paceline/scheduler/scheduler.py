@@ -192,6 +192,8 @@ class Scheduler:
         num_new = len(outcome.new_token_ids)
         assert num_new <= span.draft_budget + 1 if span.emits else num_new == 0, f"slot {span.slot} yields {num_new} tokens, planned {span}"
         assert num_new > 0 or not span.emits, f"slot {span.slot} yields no token, planned {span}"
+        if outcome.failure is not None:
+            return replace(self._finish(row, FinishReason.ERROR, (), outcome.failure), is_refusal=True)
         sequence = row.sequence
         tokens, reason = self._append(row, outcome.new_token_ids)
         if span.kind is SpanKind.PREFILL:

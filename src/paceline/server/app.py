@@ -1,14 +1,11 @@
 """The routes. `create_app` puts the parts together; each route is a few lines that hand over to the part that does the work."""
 
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
@@ -20,6 +17,8 @@ from paceline.metrics.requests import RequestMetrics
 from paceline.server.chat import Job, Preparation
 from paceline.server.edge import Edge
 from paceline.server.engine_port import Engine
+from paceline.server.exchange import json_response as _json
+from paceline.server.exchange import read_request as _read
 from paceline.server.generation import Generation
 from paceline.server.health import Health, HealthCheck
 from paceline.server.infer import InferRequest, InferResponse, InferStream, read_infer
@@ -38,11 +37,10 @@ from paceline.server.openai.tokenization import (
     read_tokenize,
     tokenize_answer,
 )
-from paceline.server.origin import check_content_type
+from paceline.server.responses.routes import Core, ResponseRoutes
+from paceline.server.responses.store import ResponseStore
 from paceline.server.stats import MAX_STREAMS, Stats, StatsStream
 from paceline.server.stream import STOPPING, BodyResponse, StreamResponse
-
-T = TypeVar("T")
 
 _REF = "#/components/schemas/{name}"
 _STREAM = {"name": "stream", "in": "query", "schema": {"enum": ["0", "1"]}, "description": "1: an event each second."}
@@ -68,6 +66,8 @@ class Server:
         self._in_flight = in_flight
         self._preparation = Preparation(model_folder, engine.facts, self.model_name, config.engine.seed)
         self._created_s = int(time.time())
+        core = Core(self.model_name, self._preparation, in_flight, self.metrics, self._generation, self._refusal, self._error_response)
+        self._responses = ResponseRoutes(core, ResponseStore(config.responses_memory_bytes))
         # No docs pages: they would load from a CDN.
         routes = FastAPI(title="Paceline", version=__version__, docs_url=None, redoc_url=None)
         self._add_routes(routes)
@@ -77,9 +77,19 @@ class Server:
         self._stats = Stats(self.model_name, engine, self.metrics, limits, in_flight)
         self.app: ASGIApp = Edge(routes, self.metrics, limits, is_loopback(config.host), allowed_hosts)
 
-    @property
-    def has_chat(self) -> bool:
-        return self._preparation.has_chat_template
+    async def start(self) -> None:
+        """Start what helps to serve, before the first request. Raises BadInputError if the model's chat template cannot be used."""
+        await self._preparation.start()
+
+    async def close(self) -> None:
+        """End the server's own processes. The engine is the caller's."""
+        await self._preparation.close()
+
+    def example(self) -> tuple[str, dict[str, object]]:
+        """A route and a body for it, with which to try this server."""
+        if self._preparation.has_chat_template:
+            return "/v1/chat/completions", {"model": self.model_name, "messages": [{"role": "user", "content": "Say hello."}]}
+        return "/v1/completions", {"model": self.model_name, "prompt": "Once upon a time"}
 
     def _add_routes(self, routes: FastAPI) -> None:
         completion, chat_completion, named = schemas(_REF)
@@ -104,6 +114,7 @@ class Server:
         ):
             routes.add_api_route(path, endpoint, methods=["GET"], response_class=Response)
         routes.add_api_route("/stats", self.get_stats, methods=["GET"], response_class=Response, openapi_extra={"parameters": [_STREAM]})
+        more |= self._responses.add_to(routes, _REF)
         describe_answers(routes.openapi(), named | more, self.model_name)  # kept there, and served as it is
 
     def _add_error_handlers(self, routes: FastAPI) -> None:
@@ -221,20 +232,6 @@ class Server:
         self.metrics.error(error.kind)
         headers = {} if error.retry_after_s is None else {"retry-after": str(error.retry_after_s)}
         return _json(error.body, error.status, headers)
-
-
-async def _read(request: Request, read: Callable[[bytes], T]) -> T:
-    """A request's body by `read`. Raises BadInputError."""
-    check_content_type(request.headers.get("content-type"))
-    try:
-        body = await request.body()
-    except ClientDisconnect:
-        raise BadInputError("the client left before its body was complete") from None
-    return read(body)
-
-
-def _json(body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(body, status, headers, media_type="application/json")
 
 
 def _verdict(health: Health) -> Response:

@@ -1,6 +1,6 @@
 """A validated body becomes engine requests: template, tokenizer, limits of the model, seeds. Hop 3 of a request's path.
 
-Templates and the tokenizer run in worker threads: a long prompt takes seconds, and the event loop serves everyone else.
+The tokenizer runs in worker threads, the template in a process: a long prompt takes seconds, and the event loop serves everyone else.
 """
 
 import asyncio
@@ -19,10 +19,12 @@ from paceline.core.facts import EngineFacts
 from paceline.core.request import Request, SamplingParams
 from paceline.errors import BadInputError, NotFoundError
 from paceline.server.detokenize import Vocabulary
+from paceline.server.grammar import GrammarCheck, callable_functions
 from paceline.server.openai.requests import MAX_CHOICES, ChatCompletionRequest, CompletionRequest, GenerationRequest
 from paceline.server.openai.tool_requests import ChatMessage, ToolOffer, num_chars, template_messages, tool_offer
 from paceline.server.parsing.deltas import OutputParser, PlainParser
 from paceline.server.parsing.formats import TOOL_PARSERS, output_format
+from paceline.server.parsing.grammar import ANSWER, CALLS, Tags, call_rules, composed, top_rules
 from paceline.server.sampling import banned_sequences, check_options, check_token_ids, for_choice, sampling_params
 from paceline.server.template import load_chat_template
 
@@ -63,6 +65,7 @@ class _Ask:
     limit: _OutputLimit
     arrival_s: float
     prediction_token_ids: tuple[int, ...] = ()
+    grammar: str | None = None
 
 
 class Preparation:
@@ -80,7 +83,21 @@ class Preparation:
         self.vocabulary = Vocabulary(self._tokenizer)
         self._max_token_chars = max((len(token) for token in self._tokenizer.get_vocab()), default=1)
         self._seeds = random.SystemRandom() if seed is None else random.Random(seed)  # noqa: S311 - seeds are no secrets
+        self._grammars = GrammarCheck(folder, facts)
+        added = frozenset(token.content for token in self._tokenizer.get_added_tokens_decoder().values())
+        self._tags = Tags(added.__contains__)
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="tokenize")
+
+    async def start(self) -> None:
+        """Get ready for the first request. Raises BadInputError if the chat template cannot be used."""
+        if self._template is not None:
+            await self._template.start()
+
+    async def close(self) -> None:
+        """End the processes that `start` or a request started."""
+        await self._grammars.close()
+        if self._template is not None:
+            await self._template.close()
 
     @property
     def has_chat_template(self) -> bool:
@@ -94,13 +111,14 @@ class Preparation:
         offer = self._tool_offer(body)
         prediction = "" if body.prediction is None else body.prediction.text
         self._check_num_chars(len(prediction), "prediction")
-        text, prompt = await self._in_thread(lambda: self._encode_chat(body.messages, offer))
+        text, prompt = await self._encode_chat(body.messages, offer)
         prediction_token_ids = await self._in_thread(lambda: self._encode_plain(prediction))
         if body.max_completion_tokens is not None:
             limit = _OutputLimit(body.max_completion_tokens, "max_completion_tokens")
         else:
             limit = _OutputLimit(body.max_tokens, "max_tokens")
-        job = await self._job("chatcmpl", [prompt], _Ask(body, "messages", limit, arrival_s, prediction_token_ids))
+        grammar = await self._chat_grammar(body, text, offer)
+        job = await self._job("chatcmpl", [prompt], _Ask(body, "messages", limit, arrival_s, prediction_token_ids, grammar))
         return replace(job, new_parser=lambda: self._format.parser(text, offer.names))
 
     async def completion(self, body: CompletionRequest, limit_param: str = "max_tokens") -> Job:
@@ -118,21 +136,24 @@ class Preparation:
                 self._check_num_chars(len(text), "prompt")
             prompts = await self._in_thread(lambda: self._encode_texts(texts))
         limit = _OutputLimit(body.max_tokens, limit_param, _DEFAULT_COMPLETION_TOKENS)
-        return await self._job("cmpl", prompts, _Ask(body, "prompt", limit, arrival_s))
+        source, grammar = body.grammar_source(), None
+        if source is not None:
+            grammar = composed({ANSWER: source.part()}, f"start: @{ANSWER}\n")
+            await self._grammars.check(grammar, source.param)
+        return await self._job("cmpl", prompts, _Ask(body, "prompt", limit, arrival_s, grammar=grammar))
 
     async def chat_prompt(self, body: ChatCompletionRequest) -> list[int]:
         """The tokens of a chat, however many. Raises BadInputError for what this model or version cannot do."""
         self._check(body)
         self._check_num_chars(sum(num_chars(message) for message in body.messages), "messages")
         offer = self._tool_offer(body)
-        _, prompt = await self._in_thread(lambda: self._encode_chat(body.messages, offer))
+        _, prompt = await self._encode_chat(body.messages, offer)
         return prompt
 
     async def text_prompt(self, text: str, add_special_tokens: bool) -> list[int]:
         """The tokens of a text, however many. Raises BadInputError for one that is longer than any prompt."""
         self._check_num_chars(len(text), "prompt")
-        encoded = await self._in_thread(lambda: self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens))
-        return encoded[0].ids
+        return await self._in_thread(lambda: self._encode(text, add_special_tokens))
 
     async def decode(self, token_ids: Sequence[int]) -> str:
         """The text of any tokens, special ones included. Raises BadInputError for ids that the model lacks."""
@@ -161,12 +182,14 @@ class Preparation:
             raise BadInputError(
                 f"{len(prompts)} prompts with n = {num_choices} make more than {MAX_CHOICES} answers; ask for fewer", param="n"
             )
+        if ask.grammar is not None and body.ignore_eos:
+            raise BadInputError("ignore_eos does not go with structured output, which ends where its structure does", param="ignore_eos")
         bad_words = body.bad_words or ()
         banned = await self._in_thread(lambda: banned_sequences(bad_words, self._tokenizer)) if bad_words else ()
         requests: list[Request] = []
         for prompt in prompts:
             seed = self._seeds.getrandbits(64) if body.seed is None else body.seed
-            sampling = sampling_params(body, self._facts, seed, banned)
+            sampling = replace(sampling_params(body, self._facts, seed, banned), grammar=ask.grammar)
             for choice in range(num_choices):
                 requests.append(self._request(f"{answer_id}-{len(requests)}", prompt, for_choice(sampling, choice), ask))
         return Job(answer_id, tuple(requests), body.stops, num_choices)
@@ -213,12 +236,6 @@ class Preparation:
     def _tool_offer(self, body: ChatCompletionRequest) -> ToolOffer:
         """The tools that the answer may call. Raises BadInputError for those that this model or version cannot offer."""
         offer = tool_offer(body.tools, body.tool_choice)
-        if offer.must_call:
-            raise BadInputError(
-                "tool_choice: this version cannot make a model call a tool; leave it out, or send auto or none",
-                param="tool_choice",
-                code="unsupported_parameter",
-            )
         if offer.tools and self._format.tools is None:
             raise BadInputError(
                 f"tools: this model's chat template has none of the known formats of tool calls ({', '.join(TOOL_PARSERS)}); "
@@ -228,21 +245,44 @@ class Preparation:
             )
         return offer
 
-    def _encode_chat(self, messages: Sequence[ChatMessage], offer: ToolOffer) -> tuple[str, list[int]]:
+    async def _chat_grammar(self, body: ChatCompletionRequest, prompt: str, offer: ToolOffer) -> str | None:
+        """The grammar of the answer to the rendered `prompt`, checked; None: any text. Raises BadInputError."""
+        parts: dict[str, dict[str, object]] = {}
+        source = body.grammar_source()
+        param = "tools" if source is None or offer.must_call else source.param
+        if source is not None and not offer.must_call:
+            parts[ANSWER] = source.part()
+        if offer.must_call or (parts and offer.names):
+            functions = callable_functions(offer.tools, offer.names)
+            is_single = offer.is_single or body.parallel_tool_calls is False
+            parts[CALLS] = {"lark_grammar": call_rules(self._format, functions, self._tags, is_single)}
+        if not parts:
+            return None
+        grammar = composed(parts, top_rules(self._format, prompt, self._tags, tuple(parts)))
+        await self._grammars.check(grammar, param)
+        return grammar
+
+    async def _encode_chat(self, messages: Sequence[ChatMessage], offer: ToolOffer) -> tuple[str, list[int]]:
         """The prompt as text and as tokens."""
-        if self._template is None:
+        template = self._template
+        if template is None:
             raise BadInputError(
                 "this model has no chat template; use /v1/completions, or put a chat_template.jinja into the model folder",
                 code="no_chat_template",
             )
-        text = self._template.render(template_messages(messages), offer.tools)
+        packed = await self._in_thread(lambda: template.pack(template_messages(messages), offer.tools))
+        text = await template.render_packed(packed)
         self._check_num_chars(len(text), "messages")
-        # The template writes its special tokens itself. encode_batch_fast: unlike encode it lets other threads run.
-        return text, self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        # The template writes its special tokens itself.
+        return text, await self._in_thread(lambda: self._encode(text, add_special_tokens=False))
+
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        # encode_batch_fast: unlike encode it lets other threads run.
+        return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def _encode_plain(self, text: str) -> tuple[int, ...]:
         """Tokens of a text that stands inside another one."""
-        return tuple(self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids) if text else ()
+        return tuple(self._encode(text, add_special_tokens=False)) if text else ()
 
     def _encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
         return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(texts, add_special_tokens=True)]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from paceline.core.outcome import DraftStats, RequestStats, TokenDelta
 from paceline.core.request import FinishReason, Request
-from paceline.errors import PacelineError
+from paceline.errors import BadInputError, PacelineError
 from paceline.metrics.requests import FinishedRequest, RequestMetrics
 from paceline.server.chat import Job
 from paceline.server.detokenize import Detokenizer, TextDelta, Vocabulary
@@ -184,7 +184,7 @@ class Generation:
         try:
             async for delta in deltas:
                 if delta.finish_reason is not None and delta.finish_reason in _BROKEN:
-                    raise PacelineError(delta.error or "the engine ended this request before it was finished")
+                    raise _error_of(delta)
                 text = push(delta)
                 self._observe(tally, delta, text)
                 if text.finish_reason is not None:
@@ -210,6 +210,12 @@ class Generation:
         else:
             self._metrics.next_tokens(now_s - tally.last_s, len(delta.token_ids))
         tally.add(delta, text, now_s)
+
+
+def _error_of(delta: TokenDelta) -> PacelineError:
+    if delta.error is None:
+        return PacelineError("the engine ended this request before it was finished")
+    return BadInputError(delta.error) if delta.is_refusal else PacelineError(delta.error)
 
 
 async def _merge(

@@ -1,9 +1,11 @@
 """How many requests are served at once and for how long: `max_concurrent_requests` and `request_timeout`. Used by the edge.
 
-Only requests that bring work (POST) count. Probes, metrics and lists must answer above all on a server that is full.
+Only requests that bring work (POST) count, and the work that some of them leave behind. Probes, metrics and lists must answer above all on
+a server that is full.
 """
 
 import asyncio
+import re
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
@@ -11,7 +13,8 @@ from starlette.types import Scope
 
 from paceline.server.openai.errors import ErrorAnswer, busy, late_body, timed_out
 
-_DEADLINE = "paceline.deadline"  # where an ASGI scope holds the request's Deadline
+_PLACE = "paceline.place"  # where an ASGI scope holds the request's Place
+_CANCEL = re.compile(r"/v1/responses/[^/]+/cancel")  # frees a place, so that a full server above all must take it
 
 
 class Deadline:
@@ -28,6 +31,26 @@ class Deadline:
 
     def stop(self) -> None:
         self._timer.cancel()
+
+
+class Place:
+    """A request's place among those that are served at once, with its clock. It is free once the answer is out, or later if it is kept."""
+
+    def __init__(self, limits: "RequestLimits", deadline: Deadline | None) -> None:
+        self.deadline = deadline
+        self.is_kept = False
+        self._limits = limits
+        limits.num_requests += 1
+
+    def keep(self) -> None:
+        """Work goes on after the answer; the caller gives the place back."""
+        self.is_kept = True
+
+    def give_back(self) -> None:
+        """Called once."""
+        self._limits.num_requests -= 1
+        if self.deadline is not None:
+            self.deadline.stop()
 
 
 class RequestLimits:
@@ -55,22 +78,25 @@ class RequestLimits:
         if not _brings_work(scope):
             yield
             return
-        self.num_requests += 1
-        deadline = None
-        if self._request_timeout_s is not None:
-            deadline = scope[_DEADLINE] = Deadline(self._request_timeout_s, on_passed)
+        timeout_s = self._request_timeout_s
+        place = scope[_PLACE] = Place(self, None if timeout_s is None else Deadline(timeout_s, on_passed))
         try:
             yield
         finally:
-            self.num_requests -= 1
-            if deadline is not None:
-                deadline.stop()
+            if not place.is_kept:
+                place.give_back()
+
+
+def place_of(scope: Scope) -> Place:
+    """The place of a request that brings work."""
+    return scope[_PLACE]
 
 
 def deadline_of(scope: Scope) -> Deadline | None:
     """The clock of a request; None for one without a time limit."""
-    return scope.get(_DEADLINE)
+    place: Place | None = scope.get(_PLACE)
+    return None if place is None else place.deadline
 
 
 def _brings_work(scope: Scope) -> bool:
-    return scope["method"] == "POST"
+    return scope["method"] == "POST" and not _CANCEL.fullmatch(scope["path"])

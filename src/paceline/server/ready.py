@@ -3,20 +3,16 @@
 import json
 import socket
 import sys
+from collections.abc import Mapping
 
 _WORDS = "Paceline is ready on "
 _WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - compared, not bound; an address one can connect to instead
 
 
-def ready_line(listener: socket.socket, host: str, model_name: str, has_chat: bool) -> str:
-    """One line that says where the server is and how to try it."""
+def ready_line(listener: socket.socket, host: str, path: str, body: Mapping[str, object]) -> str:
+    """One line that says where the server is and how to try it: by posting `body` to `path`."""
     host = _WILDCARDS.get(host, host)
     url = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
-    body: dict[str, object] = {"model": model_name}
-    if has_chat:
-        path, body["messages"] = "/v1/chat/completions", [{"role": "user", "content": "Say hello."}]
-    else:
-        path, body["prompt"] = "/v1/completions", "Once upon a time"
     data = json.dumps(body).replace("'", "'\\''")
     return f"{_WORDS}{url}  try: curl {url}{path} -H 'Content-Type: application/json' -d '{data}'"
 

@@ -62,19 +62,31 @@ async def run_server(
     folder: Path,
     listener: socket.socket,
     announce: Callable[[str], None] = say,
+    make_server: Callable[[Engine, ServerConfig, Path, InFlight], Server] = Server,
 ) -> None:
     """Serve until SIGTERM, SIGINT or cancellation; running answers then get `config.shutdown_timeout` seconds.
 
     The engine stays the caller's, who closes it. `announce` is called once, with the ready line. Meant for uvloop's event loop.
-    Raises EngineDeadError if the engine fails to warm up or, a few seconds later, if it dies; MissingError if the port was taken.
+    Raises EngineDeadError if the engine fails to warm up or, a few seconds later, if it dies; MissingError if the port was taken;
+    BadInputError if the model's chat template cannot be used.
     """
     configure_logging(config.log_format)
     in_flight = InFlight()
-    server = Server(engine, config, folder, in_flight)
-    if config.warmup:
-        health = await server.health.probe()
-        if not health.is_healthy:
-            raise EngineDeadError(f"the engine did not warm up: {health.reason}")
+    server = make_server(engine, config, folder, in_flight)
+    try:
+        await server.start()
+        if config.warmup:
+            health = await server.health.probe()
+            if not health.is_healthy:
+                raise EngineDeadError(f"the engine did not warm up: {health.reason}")
+        await _serve(server, engine, config, listener, in_flight, announce)
+    finally:
+        await server.close()
+
+
+async def _serve(
+    server: Server, engine: Engine, config: ServerConfig, listener: socket.socket, in_flight: InFlight, announce: Callable[[str], None]
+) -> None:
     uvicorn_config = uvicorn.Config(
         server.app,
         loop="uvloop",
@@ -89,7 +101,7 @@ async def run_server(
         backlog=_BACKLOG,
         timeout_graceful_shutdown=math.ceil(config.shutdown_timeout) + _LAST_EVENTS_S,
     )
-    line = ready_line(listener, config.host, server.model_name, server.has_chat)
+    line = ready_line(listener, config.host, *server.example())
     draining = _DrainingServer(uvicorn_config, engine, in_flight, config, lambda: announce(line))
     serving = asyncio.create_task(draining.serve([listener]))
     try:
@@ -146,6 +158,7 @@ class _DrainingServer(uvicorn.Server):
         if self.ended_by_death:  # nothing that still runs can come to a good end; clients that do not read must not hold the process
             running_s, self.config.timeout_graceful_shutdown = 0, _LAST_EVENTS_S
         timer = asyncio.get_running_loop().call_later(running_s, self._in_flight.interrupt_all)
+        await self._in_flight.end_background()  # nobody could fetch their results any more
         try:
             await super().shutdown(sockets)
         finally:

@@ -101,7 +101,11 @@ class GenerationResponse(Response):
         if phase is _Phase.NOTHING_SENT:
             await self._say_last(send_error(send, error))
         elif phase is _Phase.STREAMING:
-            await self._say_last(send_body(send, answers.error_event(error.body), more=False))
+            await self._say_last(send_body(send, self._error_event(error), more=False))
+
+    def _error_event(self, error: ErrorAnswer) -> bytes:
+        """The last event of a stream that broke."""
+        return answers.error_event(error.body)
 
     async def _say_last(self, sending: Awaitable[None]) -> None:
         try:
@@ -209,13 +213,17 @@ class WholeAnswer(GenerationResponse):
         raise NotImplementedError
 
     async def _answer(self, send: Send) -> None:
+        body = await self._finished_body()
+        self._phase = _Phase.ENDING
+        await send_json(send, 200, body)
+
+    async def _finished_body(self) -> bytes:
+        """Run the generation to its end, and say what the client gets."""
         parts: list[list[TextDelta]] = [[] for _ in self._generation.job.requests]
         async with aclosing(self._generation.run()) as deltas:
             async for index, delta in deltas:
                 parts[index].append(delta)
-        body = self._body([_joined(deltas) for deltas in parts])
-        self._phase = _Phase.ENDING
-        await send_json(send, 200, body)
+        return self._body([_joined(deltas) for deltas in parts])
 
 
 class BodyResponse(WholeAnswer):

@@ -1,4 +1,4 @@
-"""From raw logits to those a request is judged by: penalties, then logit bias, then bans. In front of `verify.py` and of drawn drafts.
+"""From raw logits to those a request is judged by: penalties, logit bias, bans, then the grammar. For `verify.py` and for drawn drafts.
 
 Each position counts the committed output and the drafts before it, so an accepted draft leaves the logits as plain decoding has them.
 Rows whose request asks for none of this keep their bits. Temperature and cuts come after (`process.py`).
@@ -13,6 +13,11 @@ from paceline.core.slot import Slot, TokenCounts
 
 BANNED = -1e30
 """Logit of a token that must not be chosen. Finite: if everything is banned there is still a law, not not-a-number."""
+OUTSIDE = -2e30
+"""Logit of a token that the grammar does not allow. The lowest: where the options ban all that it allows, the grammar is kept."""
+
+
+_BITS = torch.arange(8, dtype=torch.uint8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,18 @@ def _adjust_rows(logits: torch.Tensor, rows: AdjustedRows) -> None:
         banned = [token_id for token_id in _banned(slot, rows.drafts[: rows.first + index]) if token_id < vocab_size]
         if banned:
             logits[index, torch.tensor(banned)] = BANNED
+    if slot.grammar is not None:
+        _mask(logits, slot.grammar.masks(rows.drafts, rows.first, rows.num_rows))
+
+
+def _mask(logits: torch.Tensor, masks: Sequence[bytes]) -> None:
+    """Rows without a mask are never reached and stay as they are. Ids beyond a mask, padding of a draft model, are outside."""
+    for index, mask in enumerate(masks):
+        if mask:
+            octets = torch.frombuffer(bytearray(mask), dtype=torch.uint8)
+            inside = (octets.unsqueeze(1) >> _BITS & 1).view(torch.bool).flatten()[: logits.shape[1]]
+            logits[index, : inside.shape[0]].masked_fill_(~inside, OUTSIDE)
+            logits[index, inside.shape[0] :] = OUTSIDE
 
 
 def _penalise(logits: torch.Tensor, counts: TokenCounts, rows: AdjustedRows) -> None:

@@ -73,6 +73,15 @@ def load_drafter_class(name: str) -> type[Drafter]:
     return cast(type[Drafter], vars(importlib.import_module(module_name))[class_name])
 
 
+def within_grammar(slot: Slot, draft: list[int], draft_budget: int) -> list[int]:
+    """One-hot drafts that the slot's grammar allows: the tokens that it forces, and the draft as far as it agrees with both."""
+    if slot.grammar is None:
+        return draft
+    forced = slot.grammar.forced(draft_budget)
+    agreed = draft if draft[: len(forced)] == forced else forced
+    return agreed[: slot.grammar.num_allowed(agreed)]
+
+
 def empty_proposal(num_rows: int) -> DraftProposal:
     """A proposal of length 0 for every row: plain decoding."""
     return DraftProposal(torch.zeros((num_rows, 0), dtype=torch.int32), torch.zeros(num_rows, dtype=torch.int32), None)

@@ -6,9 +6,10 @@ import sys
 
 import pytest
 
+from paceline.cli import serve
 from paceline.cli.facts import choice_lines, facts_lines
 from paceline.cli.main import run
-from paceline.config import EngineConfig
+from paceline.config import EngineConfig, ServerConfig
 from paceline.core.facts import Choice, EngineFacts
 
 
@@ -78,3 +79,34 @@ def test_the_facts_of_other_drafters() -> None:
     assert any("ngram, up to 5 tokens" in line for line in facts_lines("tiny", facts("ngram"), EngineConfig()))
     (line,) = choice_lines(facts("none").choices)
     assert line.split() == ["op", "norm_head", "packed", "first", "choice"]
+
+
+def settled(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[ServerConfig, bool]:
+    """What a command line comes to, and whether it is a draft server's."""
+    given: list[tuple[ServerConfig, bool]] = []
+    monkeypatch.setattr(serve, "_run", lambda config, is_draft_server: given.append((config, is_draft_server)))
+    assert run([*arguments]) == 0
+    return given[0]
+
+
+def test_a_draft_server_is_a_server_that_decodes_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
+    config, is_draft_server = settled(monkeypatch, "draft-server", "small", "--max-batch-size", "8")
+    assert is_draft_server
+    assert (config.port, config.engine.model, config.engine.max_batch_size) == (8100, "small", 8)
+    assert (config.engine.draft, config.engine.speculation) == ("none", "off")
+    assert settled(monkeypatch, "draft-server", "--port", "8000", "--speculation", "off")[0].port == 8000
+    monkeypatch.setenv("PACELINE_PORT", "9000")
+    assert settled(monkeypatch, "draft-server")[0].port == 9000
+    assert settled(monkeypatch, "serve") == (ServerConfig(port=9000), False)
+
+
+@pytest.mark.parametrize("arguments", [["--draft", "small"], ["--speculation", "on"], ["--max-draft-length", "3"], ["--host", "0.0.0.0"]])
+def test_settings_that_a_draft_server_cannot_have(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+    assert run(["draft-server", *arguments]) == 2
+    assert f"{arguments[0]} {arguments[1]}" in capsys.readouterr().err
+
+
+def test_a_variable_that_a_draft_server_cannot_have(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_DRAFT", "small")
+    assert run(["draft-server"]) == 2
+    assert "draft" in capsys.readouterr().err

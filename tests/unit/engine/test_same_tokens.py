@@ -41,15 +41,18 @@ def plain(models: Models) -> dict[str, list[tuple[int, ...]]]:
 
 @pytest.mark.parametrize("draft", DRAFTERS)
 def test_any_draft_length_alone(models: Models, plain: dict[str, list[tuple[int, ...]]], draft: str) -> None:
+    """Every length with two greedy requests that repeat themselves, then all samplings with each request at two lengths of its own."""
     each = Engine(models, engine(draft, max_batch_size=1, enable_prefix_caching=False), FullDraftLength(0))
     draft_lengths = range(MAX_DRAFT_LENGTH + 1) if draft != "none" else (MAX_DRAFT_LENGTH,)
+    for max_draft_length in draft_lengths:
+        num_drafted = each.stats().num_draft_tokens
+        assert each.run(requests(GREEDY, max_draft_length)[1:4:2]) == plain["greedy"][1:4:2], f"K={max_draft_length}"
+        has_drafted = each.stats().num_draft_tokens > num_drafted
+        assert has_drafted == (draft != "none" and max_draft_length > 0)
     for name, sampling in SAMPLINGS.items():
-        for max_draft_length in draft_lengths:
-            num_drafted = each.stats().num_draft_tokens
-            assert each.run(requests(sampling, max_draft_length)) == plain[name], f"{name}, K={max_draft_length}"
-            if name == "greedy":  # hot samples hold too few repeats for every length to find one
-                has_drafted = each.stats().num_draft_tokens > num_drafted
-                assert has_drafted == (draft != "none" and max_draft_length > 0)
+        for shift in (0, 1) if draft != "none" else (0,):
+            mixed = [replace(request, max_draft_length=2 + i + shift) for i, request in enumerate(requests(sampling))]
+            assert each.run(mixed) == plain[name], f"{name}, K={2 + shift}..{7 + shift}"
 
 
 @pytest.mark.parametrize("draft", DRAFTERS)

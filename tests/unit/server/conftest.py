@@ -1,28 +1,45 @@
 """A server in-process: tiny real tokenizer and template, fake engine, direct ASGI calls."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from tokenizers import Tokenizer
 
 from paceline.config import EngineConfig, ServerConfig
+from paceline.server import template
 from paceline.server.app import Server
 from paceline.server.inflight import InFlight
 from tests.fakes.asgi import AsgiClient
 from tests.fakes.fake_engine import FakeEngine
+from tests.fakes.inline_worker import InlineWorker
 from tests.fakes.tiny_models import make_tiny_model
 
 
 class Site(AsgiClient):
     """A client together with the server and the engine behind it."""
 
-    def __init__(self, engine: FakeEngine, folder: Path, config: ServerConfig) -> None:
+    def __init__(self, engine: FakeEngine, folder: Path, config: ServerConfig, kind: type[Server] = Server) -> None:
         self.engine = engine
         self.in_flight = InFlight()
-        self.server = Server(engine, config, folder, self.in_flight)
+        self.server = kind(engine, config, folder, self.in_flight)
         super().__init__(self.server.app)
+
+
+@pytest.fixture(autouse=True)
+def inline_templates(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most tests are not about the worker: their templates are rendered in this process, which starts none for each test."""
+    if "child_processes" not in request.fixturenames:
+        monkeypatch.setattr(template, "Worker", InlineWorker)
+
+
+@pytest.fixture
+def child_processes() -> Iterator[None]:
+    """For tests whose templates must be rendered where a server renders them. At the end no process is left."""
+    yield
+    assert not psutil.Process().children(recursive=True)
 
 
 @pytest.fixture(scope="session")

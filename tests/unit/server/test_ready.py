@@ -12,16 +12,15 @@ ADDRESSES = [("0.0.0.0", "http://127.0.0.1:"), ("127.0.0.1", "http://127.0.0.1:"
 
 
 @pytest.mark.parametrize(("host", "shown"), ADDRESSES)
-@pytest.mark.parametrize("has_chat", [False, True])
-def test_the_address_and_the_command(host: str, shown: str, has_chat: bool) -> None:
+def test_the_address_and_the_command(host: str, shown: str) -> None:
+    body = {"model": "it's", "messages": [{"role": "user", "content": 'é "x"'}]}
     with bind_socket("127.0.0.1", 0) as listener:
-        line = ready_line(listener, host, "it's", has_chat)
+        line = ready_line(listener, host, "/v1/chat/completions", body)
         url = f"{shown}{listener.getsockname()[1]}"
     assert ready_url(line + "\n") == url
     command = shlex.split(line.split("try: ")[1])
-    assert command[1].startswith(f"{url}/v1/")
-    assert json.loads(command[-1])["model"] == "it's"
-    assert command[1].endswith("/chat/completions") == ("messages" in json.loads(command[-1])) == has_chat
+    assert command[1] == f"{url}/v1/chat/completions"
+    assert json.loads(command[-1]) == body
 
 
 @pytest.mark.parametrize("line", ["", "model     tiny: llama", "see: Paceline is ready on http://x"])

@@ -20,8 +20,8 @@ WEATHER = {
 }
 
 
-def rendered(source: str, messages: list[dict[str, str]] = HELLO, **tokens: str) -> str:
-    return ChatTemplate(source, tokens).render(messages)
+async def rendered(source: str, messages: list[dict[str, str]] = HELLO, **tokens: str) -> str:
+    return await ChatTemplate(source, tokens).render(messages)
 
 
 @pytest.mark.parametrize(
@@ -39,13 +39,13 @@ def rendered(source: str, messages: list[dict[str, str]] = HELLO, **tokens: str)
         ("{{ strftime_now('%Y') | length }}", "4"),
     ],
 )
-def test_the_dialect(source: str, text: str) -> None:
-    assert rendered(source, bos_token="<s>", eos_token="</s>") == text
+async def test_the_dialect(source: str, text: str) -> None:
+    assert await rendered(source, bos_token="<s>", eos_token="</s>") == text
 
 
-def test_a_refusal_reaches_the_user() -> None:
+async def test_a_refusal_reaches_the_user() -> None:
     with pytest.raises(BadInputError, match="roles must alternate") as caught:
-        rendered("{{ raise_exception('roles must alternate') }}")
+        await rendered("{{ raise_exception('roles must alternate') }}")
     assert caught.value.param == "messages"
 
 
@@ -64,27 +64,27 @@ def test_a_refusal_reaches_the_user() -> None:
         "{% macro loop() %}{{ loop() }}{% endmacro %}{{ loop() }}",
     ],
 )
-def test_what_the_sandbox_forbids_is_a_bad_input(source: str) -> None:
+async def test_what_the_sandbox_forbids_is_a_bad_input(source: str) -> None:
     """Template injection, mutation, endless recursion: an error without a word about the inside."""
     with pytest.raises(BadInputError) as caught:
-        rendered(source)
+        await rendered(source)
     assert "Traceback" not in str(caught.value)
     assert "paceline" not in str(caught.value)
 
 
-def test_output_is_bounded() -> None:
+async def test_output_is_bounded() -> None:
     source = "{% for a in range(9999) %}{% for b in range(9999) %}xxxxxxxxxxxxxxxx{{ a }}{% endfor %}{% endfor %}"
     with pytest.raises(BadInputError, match="characters"):
-        rendered(source)
+        await rendered(source)
 
 
 @pytest.mark.parametrize(
     "source", ["{% if %}", "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "{{ " + "-" * 5000 + "1 }}", "{{ 1" + "9" * 5000 + " }}"]
 )
-def test_an_invalid_template_says_so(source: str) -> None:
+async def test_an_invalid_template_says_so(source: str) -> None:
     """Also one that is too deep for the compiler."""
     with pytest.raises(BadInputError, match="not a valid Jinja template"):
-        ChatTemplate(source, {})
+        await ChatTemplate(source, {}).start()
 
 
 def folder_with(tmp_path: Path, **files: object) -> Path:
@@ -99,24 +99,24 @@ def test_a_folder_without_a_template(tmp_path: Path) -> None:
     assert load_chat_template(folder_with(tmp_path, config={"bos_token": "<s>"})) is None
 
 
-def test_template_and_special_tokens_of_the_configuration(tmp_path: Path) -> None:
+async def test_template_and_special_tokens_of_the_configuration(tmp_path: Path) -> None:
     config = {"chat_template": "{{ bos_token }}|{{ eos_token }}|{{ pad_token }}", "bos_token": {"content": "<b>"}, "eos_token": "<e>"}
     template = load_chat_template(folder_with(tmp_path, config=config, tokens={"pad_token": "<p>", "bos_token": "loses"}))
     assert template is not None
-    assert template.render(HELLO) == "<b>|<e>|<p>"
+    assert await template.render(HELLO) == "<b>|<e>|<p>"
 
 
-def test_the_default_of_several_templates(tmp_path: Path) -> None:
+async def test_the_default_of_several_templates(tmp_path: Path) -> None:
     several = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain"}]
     template = load_chat_template(folder_with(tmp_path, config={"chat_template": several}))
     assert template is not None
-    assert template.render(HELLO) == "plain"
+    assert await template.render(HELLO) == "plain"
 
 
-def test_the_file_wins_over_the_configuration(tmp_path: Path) -> None:
+async def test_the_file_wins_over_the_configuration(tmp_path: Path) -> None:
     template = load_chat_template(folder_with(tmp_path, config={"chat_template": "old"}, jinja="new"))
     assert template is not None
-    assert template.render(HELLO) == "new"
+    assert await template.render(HELLO) == "new"
 
 
 def test_a_broken_configuration_names_the_file(tmp_path: Path) -> None:
@@ -127,18 +127,18 @@ def test_a_broken_configuration_names_the_file(tmp_path: Path) -> None:
         load_chat_template(folder_with(tmp_path, config="{}", tokens=deep, jinja="x"))
 
 
-def test_tools_reach_the_template_and_no_tools_are_none() -> None:
+async def test_tools_reach_the_template_and_no_tools_are_none() -> None:
     template = ChatTemplate("{{ tools is none }} {{ tools | tojson }}", {})
-    assert template.render(HELLO) == template.render(HELLO, []) == "True null"
-    assert template.render(HELLO, [WEATHER]) == "False " + json.dumps([WEATHER])
+    assert await template.render(HELLO) == await template.render(HELLO, []) == "True null"
+    assert await template.render(HELLO, [WEATHER]) == "False " + json.dumps([WEATHER])
 
 
-def test_a_template_cannot_change_the_tools() -> None:
+async def test_a_template_cannot_change_the_tools() -> None:
     with pytest.raises(BadInputError):
-        ChatTemplate("{{ tools[0].function.update({'name': 'x'}) }}", {}).render(HELLO, [WEATHER])
+        await ChatTemplate("{{ tools[0].function.update({'name': 'x'}) }}", {}).render(HELLO, [WEATHER])
 
 
-def test_tools_and_calls_of_a_real_template() -> None:
+async def test_tools_and_calls_of_a_real_template() -> None:
     """Qwen's: the tools in the system turn, calls in tags, results in the user's turn; arguments are objects there."""
     template = ChatTemplate((TEMPLATES / "qwen2.5-coder.jinja").read_text(encoding="utf-8"), {})
     call = {"id": "c0", "type": "function", "function": {"name": "get_weather", "arguments": {"city": "Köln"}}}
@@ -148,20 +148,20 @@ def test_tools_and_calls_of_a_real_template() -> None:
         {"role": "tool", "content": "rain", "tool_call_id": "c0"},
         {"role": "tool", "content": "sun", "tool_call_id": "c0"},
     ]
-    text = template.render(messages, [WEATHER])
+    text = await template.render(messages, [WEATHER])
     tags = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Köln"}}\n</tool_call>'
     assert f"<tools>\n{json.dumps(WEATHER)}\n</tools>" in text
     assert text.endswith(
         f"<|im_start|>user\nWeather?<|im_end|>\n<|im_start|>assistant\n{tags}\n{tags}<|im_end|>\n<|im_start|>user\n<tool_response>\nrain\n"
         "</tool_response>\n<tool_response>\nsun\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
     )
-    assert "<tools>" not in template.render(HELLO)
+    assert "<tools>" not in await template.render(HELLO)
 
 
-def test_a_template_without_tools_leaves_them_out() -> None:
+async def test_a_template_without_tools_leaves_them_out() -> None:
     template = ChatTemplate((TEMPLATES / "smollm2.jinja").read_text(encoding="utf-8"), {})
-    assert template.render(HELLO, [WEATHER]) == template.render(HELLO)
-    assert template.render(HELLO).endswith("<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n")
+    assert await template.render(HELLO, [WEATHER]) == await template.render(HELLO)
+    assert (await template.render(HELLO)).endswith("<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n")
 
 
 def test_the_source_stays_readable() -> None:

@@ -137,7 +137,7 @@ def test_mutation_drafts_are_trimmed_on_the_drawn_token(monkeypatch: pytest.Monk
     assert law_error(monkeypatch, toy) > WRONG
 
 
-NUM_ROWS = 200_000
+NUM_ROWS = 50_000
 CHI_SQUARE_CASES = [(rule, option, False) for rule in Rule for option in OPTIONS] + [(Rule.RATIO, "temperature", True)]
 
 
@@ -155,7 +155,7 @@ def test_chi_square_fails_on_a_planted_mutation(monkeypatch: pytest.MonkeyPatch)
 
 
 def chi_square(toy: ToyDecoder) -> tuple[float, int]:
-    """p-value of the first two tokens of 200,000 requests against the joint law, and how many drafts were accepted at first."""
+    """p-value of the first two tokens of 50,000 requests against the joint law, and how many drafts were accepted at first."""
     sequences = Sequences.start(NUM_ROWS, 2 * (toy.num_drafts + 1))
     seeds = torch.arange(NUM_ROWS) * 0x9E3779B97F4A7C1 + toy.num_drafts  # spread over both key words
     toy.step(sequences, seeds)

@@ -70,6 +70,15 @@ def busy(max_concurrent_requests: int) -> ErrorAnswer:
     return ErrorAnswer(503, ErrorKind.BUSY, message, _SERVER, code="busy", retry_after_s=1)
 
 
+def store_full(max_bytes: int) -> ErrorAnswer:
+    """The answer to a response that must be stored while running ones take all room."""
+    message = (
+        f"the store of responses is full with {max_bytes:,} bytes of responses that still run; send the request again in a moment, or with "
+        "store: false, or start the server with a larger --responses-memory-bytes"
+    )
+    return ErrorAnswer(503, ErrorKind.BUSY, message, _SERVER, code="store_full", retry_after_s=1)
+
+
 def too_many_streams(max_streams: int) -> ErrorAnswer:
     """The answer to one stream of statistics more than the server keeps open."""
     message = f"{max_streams} streams of statistics are open, the limit; close one, or ask without stream"

@@ -12,6 +12,7 @@ from msgspec import Meta, Raw, Struct
 
 from paceline.config import MAX_INT, AnswerConfig, settings
 from paceline.errors import BadInputError
+from paceline.server.openai.structured import Structured
 from paceline.server.openai.tool_requests import ChatMessage, Content, ToolChoice, Tools
 from paceline.server.openai.unsupported import refuse_unsupported
 
@@ -56,7 +57,7 @@ class StreamOptions(Struct, frozen=True, gc=False):
     continuous_usage_stats: bool | None = None
 
 
-class GenerationRequest(Struct, frozen=True, kw_only=True):
+class GenerationRequest(Structured, frozen=True, kw_only=True):
     """What both endpoints share. `None` is the same as leaving a field out."""
 
     model: str | None = None
@@ -149,6 +150,7 @@ class ChatCompletionRequest(GenerationRequest, frozen=True, kw_only=True):
     max_completion_tokens: OutputTokens | None = None  # wins over max_tokens, its old name
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None  # false: a forced call is a single one; the model's own are its own affair
     prediction: Prediction | None = None
     logprobs: bool | None = None
     top_logprobs: NumLogprobs | None = None  # likeliest tokens beside each chosen one

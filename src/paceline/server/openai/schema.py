@@ -15,14 +15,15 @@ _STRING, _INTEGER, _NUMBER, _BOOLEAN = ({"type": name} for name in ("string", "i
 _COUNT = {"type": "integer", "minimum": 0}
 _MS = {"type": "number", "minimum": 0, "description": "milliseconds"}
 
-# Every route can be refused so; a request with a body also for what is in it.
-_ALWAYS = (HTTPStatus.BAD_REQUEST, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND, HTTPStatus.INTERNAL_SERVER_ERROR)
-_ALWAYS_WITH_BODY = (
-    HTTPStatus.REQUEST_TIMEOUT,
-    HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+# Every route can be refused so, one that takes a place and a body in more ways.
+_ALWAYS = (
+    HTTPStatus.BAD_REQUEST,
+    HTTPStatus.FORBIDDEN,
+    HTTPStatus.NOT_FOUND,
+    HTTPStatus.INTERNAL_SERVER_ERROR,
     HTTPStatus.SERVICE_UNAVAILABLE,
-    HTTPStatus.GATEWAY_TIMEOUT,
 )
+_ALWAYS_TO_POST = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.GATEWAY_TIMEOUT)
 
 
 def _ref(name: str) -> Schema:
@@ -108,13 +109,28 @@ _SCHEMAS: dict[str, Schema] = {
         accepted_length={"type": "number", "minimum": 1},
         finish_reason=_STRING,
     ),
+    "Response": _object(
+        id=_STRING,
+        object={"const": "response"},
+        created_at=_INTEGER,
+        status={"enum": ["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]},
+        model=_STRING,
+        output=_list(_object(id=_STRING, type=_STRING)),
+    ),
+    "DeletedResponse": _object(id=_STRING, object={"const": "response"}, deleted={"const": True}),
+    "InputItems": _object(object={"const": "list"}, data=_list(_object(type=_STRING)), has_more=_BOOLEAN),
     "Statistics": _object(time_s=_NUMBER, model=_STRING, is_alive=_BOOLEAN, engine={"type": "object"}, requests={"type": "object"}),
 }
 
-# path -> the schema of its JSON, by name
+# path, or method and path where they differ -> the schema of its JSON, by name
 _ANSWERS = {
     "/v1/completions": "Completion",
     "/v1/chat/completions": "ChatCompletion",
+    "/v1/responses": "Response",
+    "/v1/responses/{response_id}": "Response",
+    "DELETE /v1/responses/{response_id}": "DeletedResponse",
+    "/v1/responses/{response_id}/cancel": "Response",
+    "/v1/responses/{response_id}/input_items": "InputItems",
     "/v1/models": "ModelList",
     "/v1/models/{name}": "Model",
     "/health": "Verdict",
@@ -132,29 +148,28 @@ def describe_answers(document: dict[str, Any], body_schemas: Mapping[str, Any], 
     """Complete a description that FastAPI made of the routes, in place. `body_schemas`: what the request bodies refer to, by name."""
     document.setdefault("components", {}).setdefault("schemas", {}).update({**_SCHEMAS, **body_schemas})
     for path, operations in document["paths"].items():
-        for operation in operations.values():
-            operation["responses"] = _responses(path, operation, body_schemas)
+        for method, operation in operations.items():
+            operation["responses"] = _responses(path, method, _content(path, method, operation, body_schemas))
             for parameter in operation.get("parameters", ()):
                 if parameter["in"] == "path" and path.startswith("/v1/models/"):
                     parameter["example"] = model_name
 
 
-def _responses(path: str, operation: Schema, body_schemas: Mapping[str, Any]) -> dict[str, Schema]:
-    body = operation.get("requestBody")
-    refusals = (*_ALWAYS, *_ALWAYS_WITH_BODY) if body is not None else (*_ALWAYS, HTTPStatus.SERVICE_UNAVAILABLE)
-    responses = {"200": {"description": "The answer", "content": _content(path, operation, body_schemas)}}
-    for status in refusals:
+def _responses(path: str, method: str, content: Schema) -> dict[str, Schema]:
+    responses = {"200": {"description": "The answer", "content": content}}
+    for status in (*_ALWAYS, *_ALWAYS_TO_POST) if method == "post" else _ALWAYS:
         responses[str(status.value)] = {"description": status.phrase, "content": {_JSON: {"schema": _ref("Error")}}}
     if path in _VERDICTS:
-        responses["503"]["content"] = responses["200"]["content"]
+        responses["503"]["content"] = content
     return responses
 
 
-def _content(path: str, operation: Schema, body_schemas: Mapping[str, Any]) -> Schema:
+def _content(path: str, method: str, operation: Schema, body_schemas: Mapping[str, Any]) -> Schema:
     """What a good request gets, by content type: events, too, where it can ask for a stream."""
     if path in _OTHER_ANSWERS:
         return _OTHER_ANSWERS[path]
-    content: Schema = {_JSON: {"schema": _ref(_ANSWERS[path]) if path in _ANSWERS else {"type": "object"}}}
+    name = _ANSWERS.get(f"{method.upper()} {path}", _ANSWERS.get(path))
+    content: Schema = {_JSON: {"schema": {"type": "object"} if name is None else _ref(name)}}
     if _can_stream(operation, body_schemas):
         content[_EVENTS] = {}
     return content

@@ -134,6 +134,7 @@ class ToolOffer:
     tools: tuple[dict[str, object], ...] = ()  # as templates expect them
     names: tuple[str, ...] = ()  # those that may be called; with a named choice fewer than `tools`
     must_call: bool = False
+    is_single: bool = False  # where it must call: exactly one
 
 
 def tool_offer(tools: Sequence[Tool] | None, choice: ToolChoice | None) -> ToolOffer:
@@ -149,7 +150,7 @@ def tool_offer(tools: Sequence[Tool] | None, choice: ToolChoice | None) -> ToolO
     if isinstance(choice, NamedChoice):
         if choice.function.name not in names:
             raise _error("tool_choice", f"names the function {choice.function.name[:100]!r}, which is not among the {len(names)} in tools")
-        return ToolOffer(described, (choice.function.name,), must_call=True)
+        return ToolOffer(described, (choice.function.name,), must_call=True, is_single=True)
     if choice == "required" and not names:
         raise _error("tool_choice", "asks for a call, but there are no tools; send some in tools")
     return ToolOffer() if choice == "none" else ToolOffer(described, tuple(names), must_call=choice == "required")

@@ -17,12 +17,6 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "use_beam_search": (False,),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
-    "structured_outputs": ({},),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
     "suffix": ("",),
     "echo": (False,),
     "allowed_token_ids": (),
@@ -45,6 +39,27 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "conversation_id": (),
 }
 _NEUTRAL_IN_COMPLETION: dict[str, tuple[object, ...]] = {"tools": ([],), "tool_choice": ("none", "auto")}  # chat has them
+_NEUTRAL_IN_RESPONSE: dict[str, tuple[object, ...]] = {
+    **_NEUTRAL,
+    "messages": (),  # chat's names of what has another one here
+    "prompt": (),
+    "max_tokens": (),
+    "max_completion_tokens": (),
+    "logprobs": (False,),
+    "response_format": (),
+    "structured_outputs": ({},),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "n": (1,),
+    "prompt_logprobs": (),
+    "conversation": (),
+    "context_management": ([],),
+    "moderation": (),
+    "reasoning": ({}, {"effort": None}, {"summary": None}, {"effort": None, "summary": None}),
+    "truncation": ("disabled",),
+}
 _NEUTRAL_IN_MESSAGE: dict[str, tuple[object, ...]] = {"function_call": (), "audio": ()}
 _MAX_NEUTRAL_BYTES = 100  # no value that asks for nothing is longer; others are not even parsed
 
@@ -57,6 +72,7 @@ def _absent_fields(names: Iterable[str]) -> list[tuple[str, type, msgspec.Raw]]:
 _Body = msgspec.defstruct("_Body", _absent_fields(_NEUTRAL))
 _Message = msgspec.defstruct("_Message", _absent_fields(_NEUTRAL_IN_MESSAGE))
 _CompletionBody = msgspec.defstruct("_CompletionBody", _absent_fields(_NEUTRAL_IN_COMPLETION), bases=(_Body,))
+_ResponseBody = msgspec.defstruct("_ResponseBody", _absent_fields(_NEUTRAL_IN_RESPONSE))
 _ChatBody = msgspec.defstruct("_ChatBody", [("messages", list[_Message])], bases=(_Body,), kw_only=True)  # pyright: ignore[reportInvalidTypeForm]
 
 
@@ -68,6 +84,12 @@ def refuse_unsupported(body: bytes, is_chat: bool) -> None:
     for index, message in enumerate(fields.get("messages", ())):
         for name, value in msgspec.structs.asdict(message).items():
             _refuse_unless_neutral(f"messages.{index}.{name}", value, _NEUTRAL_IN_MESSAGE[name])
+
+
+def refuse_unsupported_in_response(body: bytes) -> None:
+    """The same for the body of a response, whose fields have other names than chat's."""
+    for name, value in msgspec.structs.asdict(msgspec.json.decode(body, type=_ResponseBody)).items():
+        _refuse_unless_neutral(name, value, _NEUTRAL_IN_RESPONSE[name])
 
 
 def _refuse_unless_neutral(path: str, raw: msgspec.Raw, neutral: tuple[object, ...]) -> None:

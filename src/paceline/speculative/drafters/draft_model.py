@@ -28,6 +28,7 @@ class _DraftingRow:
     slot: int
     length: int  # committed tokens before the step
     num_drafts: int
+    forced: list[int]  # its first drafts, where a grammar leaves no choice
 
 
 class DraftModelDrafter:
@@ -80,7 +81,8 @@ class DraftModelDrafter:
                 inputs.append(RowInput(self._known(slot.token_ids[start:end]), start, slot.page_ids, 1 if num_drafts > 0 else 0))
                 self._num_computed[span.slot] = end
             if num_drafts > 0:
-                drafting.append(_DraftingRow(i, span.slot, length, num_drafts))
+                forced = [] if slot.grammar is None else slot.grammar.forced(num_drafts)
+                drafting.append(_DraftingRow(i, span.slot, length, num_drafts, forced))
         if not inputs:
             return [], None
         logits = self._forward.run(build_batch(inputs, self._kv.page_size), self._kv).logits
@@ -98,6 +100,7 @@ class DraftModelDrafter:
             if any(slots[row.slot].sampling.adjusts_logits for row in drafting):
                 logits = self._adjusted(logits, slots, drafting, host_int_rows(token_ids[indices, :position]))
             drafts = self._draw(logits, select_rows(rows, indices, position), indices, position, probs)
+            _force(drafts, drafting, position, probs)
             token_ids[indices, position] = drafts.to(torch.int32)
             lens[indices] += 1
             going_on = [(row, draft) for row, draft in zip(drafting, host_ints(drafts), strict=True) if row.num_drafts > position + 1]
@@ -139,3 +142,13 @@ class DraftModelDrafter:
     @property
     def _max_len(self) -> int:
         return self._forward.spec.max_position_embeddings
+
+
+def _force(drafts: torch.Tensor, drafting: list[_DraftingRow], position: int, probs: torch.Tensor | None) -> None:
+    """Put forced tokens in the place of drawn ones at one position, in `drafts` `[N]` and, with certainty, in q."""
+    for i, row in enumerate(drafting):
+        if position < len(row.forced):
+            drafts[i] = row.forced[position]
+            if probs is not None:
+                probs[row.index, position] = 0
+                probs[row.index, position, row.forced[position]] = 1

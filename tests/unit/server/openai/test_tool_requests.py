@@ -171,9 +171,9 @@ def test_turns_become_what_templates_expect() -> None:
     ]  # fmt: skip
 
 
-def test_a_real_template_takes_them() -> None:
+async def test_a_real_template_takes_them() -> None:
     template = ChatTemplate((TEMPLATES / "qwen2.5-coder.jinja").read_text(encoding="utf-8"), {})
-    text = template.render(turned(USER, CALLED, RESULT), offer([WEATHER]).tools)
+    text = await template.render(turned(USER, CALLED, RESULT), offer([WEATHER]).tools)
     assert '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Köln", "days": [1, 2.5, null]}}\n</tool_call>' in text
     assert "<tool_response>\nrain\n</tool_response>" in text
     assert f"<tools>\n{json.dumps(WEATHER)}\n</tools>" in text

@@ -1,0 +1,122 @@
+"""Grammars of the running requests: one matcher per slot, made by llguidance from the text that the request brought.
+
+`executor/slots.py` asks for one at admission and commits to it; drafters and `speculative/adjust.py` read it. What a grammar may cost
+is limited in `core/grammar.py`; the server checks each grammar under the same limits in a process of its own before it comes here.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.core import grammar as limits
+from paceline.core.grammar import TokenGrammar
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+_MAX_KEPT = 64
+"""Grammars whose compiled form is kept for the next request with the same text; each has been admitted at most as large as the limits."""
+_GAVE_UP = "the grammar became too complex for its limits while the answer was written; simplify it"
+_LEFT = "the answer left the grammar, which spells a special token of this model as text; use the token or another spelling"
+
+
+class Grammars:
+    """Makes the grammars of one model's requests. The tokenizer is read when the first request asks for one."""
+
+    def __init__(self, tokenizer_path: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        """`vocab_size`: the width of the target's logits. `eos_token_ids`: tokens that end a text, the usual one first."""
+        self._tokenizer_path = tokenizer_path
+        self._vocab_size = vocab_size
+        self._eos_token_ids = tuple(eos_token_ids)
+        self._tokenizer: LLTokenizer | None = None
+        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+
+    def start(self, text: str, output_token_ids: Sequence[int]) -> TokenGrammar:
+        """The grammar `text` behind output that is already there, after a preemption."""
+        grammar = _SlotGrammar(self._compile(text).deep_copy(), self._eos_token_ids)
+        grammar.commit(output_token_ids)
+        return grammar
+
+    def _compile(self, text: str) -> "LLMatcher":
+        """Never fails: a matcher that could not be made says so itself."""
+        # Imported here: an engine without structured output must run where llguidance is not installed.
+        from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+        if text in self._compiled:
+            self._compiled.move_to_end(text)
+            return self._compiled[text]
+        if self._tokenizer is None:
+            self._tokenizer = LLTokenizer(str(self._tokenizer_path), n_vocab=self._vocab_size, eos_token=list(self._eos_token_ids))
+        parser_limits = LLParserLimits(
+            max_items_in_row=limits.MAX_ITEMS_IN_ROW,
+            initial_lexer_fuel=limits.INITIAL_LEXER_FUEL,
+            step_lexer_fuel=limits.STEP_LEXER_FUEL,
+            step_max_items=limits.STEP_MAX_ITEMS,
+            max_lexer_states=limits.MAX_LEXER_STATES,
+            max_grammar_size=limits.MAX_GRAMMAR_SYMBOLS,
+            verbose_errors=False,
+        )
+        matcher = self._compiled[text] = LLMatcher(self._tokenizer, text, log_level=0, limits=parser_limits)
+        if len(self._compiled) > _MAX_KEPT:
+            self._compiled.popitem(last=False)
+        return matcher
+
+
+class _SlotGrammar:
+    """Wraps a matcher so that looking ahead leaves no trace, and a token that ends the text never enters it."""
+
+    def __init__(self, matcher: "LLMatcher", eos_token_ids: tuple[int, ...]) -> None:
+        self._matcher = matcher
+        self._eos_token_ids = eos_token_ids
+        self._is_over = False  # a token that ends the text has been committed
+        self._blind_at: int | None = None  # how many drafts ahead no mask could be made
+        self._failure: str | None = None
+
+    @property
+    def failure(self) -> str | None:
+        return _GAVE_UP if self._failure is None and self._matcher.is_error() else self._failure
+
+    def forced(self, max_tokens: int) -> list[int]:
+        ahead = self._matcher.deep_copy()
+        tokens = ahead.compute_ff_tokens()[:max_tokens]
+        del tokens[self._advance(ahead, tokens) :]  # a text that the tokenizer spells with a special token cannot go on
+        if len(tokens) < max_tokens and ahead.is_stopped():
+            tokens += self._eos_token_ids[:1]
+        return tokens
+
+    def num_allowed(self, drafts: Sequence[int]) -> int:
+        ahead = self._matcher.deep_copy()
+        num_taken = self._advance(ahead, drafts)
+        is_end = num_taken < len(drafts) and drafts[num_taken] in self._eos_token_ids and ahead.is_accepting()
+        return num_taken + is_end
+
+    def masks(self, drafts: Sequence[int], first: int, num_rows: int) -> list[bytes]:
+        # On a copy, made in microseconds: a draft that leads into a limit must not end a request that is not going there.
+        ahead = self._matcher.deep_copy()
+        masks: list[bytes] = []
+        is_reached = self.failure is None and self._advance(ahead, drafts[:first]) == first
+        for position in range(first, first + num_rows):
+            masks.append(ahead.compute_bitmask() if is_reached else b"")
+            if is_reached and ahead.is_error():
+                masks[-1], self._blind_at = b"", position
+            is_reached = bool(masks[-1]) and self._advance(ahead, drafts[position : position + 1]) == 1
+        return masks
+
+    def commit(self, token_ids: Sequence[int]) -> None:
+        blind_at, self._blind_at = self._blind_at, None
+        for index, token_id in enumerate(token_ids):
+            if self._is_over or self.failure is not None:
+                return
+            if index == blind_at:
+                self._failure = _GAVE_UP
+            elif token_id in self._eos_token_ids:
+                self._is_over = True
+            elif self._advance(self._matcher, (token_id,)) == 0:
+                self._failure = _LEFT
+
+    def _advance(self, matcher: "LLMatcher", token_ids: Sequence[int]) -> int:
+        """Take tokens as long as the grammar allows them and none ends the text; returns how many."""
+        ends = [index for index, token_id in enumerate(token_ids) if token_id in self._eos_token_ids]
+        wanted = list(token_ids[: ends[0]] if ends else token_ids)
+        return matcher.try_consume_tokens(wanted) if wanted else 0

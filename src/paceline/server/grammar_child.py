@@ -1,0 +1,55 @@
+"""Compiles grammars as the engine will. Run as a worker's child by `grammar.py`: a grammar is a stranger's program for a compiler."""
+
+import json
+from functools import lru_cache
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from paceline.core import grammar as limits
+from paceline.server.worker_child import serve
+
+
+class InvalidGrammarError(Exception):
+    """The grammar cannot be compiled within the limits, or allows no text."""
+
+
+def run(request: bytes) -> bytes:
+    """Check the grammar of a request of `grammar.py`: an object of `tokenizer`, `vocab_size`, `eos_token_ids`, `grammar`.
+
+    Without `grammar` only the tokenizer is read. Raises InvalidGrammarError.
+    """
+    fields = json.loads(request)
+    tokenizer = _tokenizer(fields["tokenizer"], fields["vocab_size"], tuple(fields["eos_token_ids"]))
+    if fields["grammar"] is None:
+        return b""
+    parser_limits = LLParserLimits(
+        max_items_in_row=limits.MAX_ITEMS_IN_ROW,
+        initial_lexer_fuel=limits.INITIAL_LEXER_FUEL,
+        step_lexer_fuel=limits.STEP_LEXER_FUEL,
+        step_max_items=limits.STEP_MAX_ITEMS,
+        max_lexer_states=limits.MAX_LEXER_STATES,
+        max_grammar_size=limits.MAX_GRAMMAR_SYMBOLS,
+        verbose_errors=False,
+    )
+    matcher = LLMatcher(tokenizer, fields["grammar"], log_level=0, limits=parser_limits)
+    if matcher.is_error():
+        raise InvalidGrammarError(_reason(matcher.get_error()))
+    matcher.compute_bitmask()
+    if not matcher.is_accepting() and (matcher.is_error() or matcher.is_stopped()):
+        raise InvalidGrammarError("it allows no text at all, or its first token takes more work than the limits allow")
+    return b""
+
+
+@lru_cache(maxsize=1)  # a server has one
+def _tokenizer(path: str, vocab_size: int, eos_token_ids: tuple[int, ...]) -> LLTokenizer:
+    return LLTokenizer(path, n_vocab=vocab_size, eos_token=list(eos_token_ids))
+
+
+def _reason(error: str) -> str:
+    """What the compiler says, without the excerpts of the text that it was given."""
+    first, *others = error.strip().split("\n")
+    return " ".join([first, *(line for line in others if line.startswith("error:"))])
+
+
+if __name__ == "__main__":
+    serve(run)

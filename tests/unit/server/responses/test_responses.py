@@ -1,0 +1,314 @@
+"""Responses through their routes: whole and streamed alike at any cut, conversations that go on, and who may see what."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+
+from paceline.config import EngineConfig, ServerConfig
+from tests.fakes.fake_engine import Faults
+from tests.fakes.openai_types import check_items, check_response, put_together, read_events
+from tests.unit.server.conftest import Site
+
+PATH = "/v1/responses"
+TOOL = {"type": "function", "name": "fox", "description": "jumps", "parameters": {"type": "object"}, "strict": False}
+CALL = '<tool_call>\n{"name": "fox", "arguments": {"over": "dog"}}\n</tool_call>'
+BROKEN = '<tool_call>\n{"name": "fox", "arguments": {"over": 1} oh'
+Speak = Callable[..., Site]
+
+
+async def ask(site: Site, given: Any = "hi", **options: Any) -> dict[str, Any]:
+    """A whole response, checked."""
+    answer = await site.post(PATH, {"input": given, **options})
+    assert answer.status == 200, answer.body
+    check_response(answer.json())
+    return answer.json()
+
+
+async def stream(site: Site, given: Any = "hi", **options: Any) -> list[dict[str, Any]]:
+    """The events of a streamed response, checked."""
+    answer = await site.post(PATH, {"input": given, "stream": True, **options})
+    assert answer.status == 200, answer.body
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    return read_events(answer.body)
+
+
+def plain(items: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    """Items without what differs from answer to answer."""
+    return [
+        (item["type"], item["status"], item.get("name"), item.get("arguments"), [part["text"] for part in item.get("content", ())])
+        for item in items
+    ]
+
+
+async def test_a_whole_response(speak: Speak) -> None:
+    body = await ask(
+        speak(), max_output_tokens=50, temperature=0, metadata={"a": "b"}, instructions="be brief", user="ann", truncation="disabled"
+    )
+    assert (body["object"], body["status"], body["error"], body["incomplete_details"]) == ("response", "completed", None, None)
+    assert (body["metadata"], body["instructions"], body["user"], body["temperature"]) == ({"a": "b"}, "be brief", "ann", 0)
+    assert (body["model"], body["max_output_tokens"], body["store"]) == ("fake", 50, True)
+    assert body["completed_at"] >= body["created_at"]
+    assert plain(body["output"]) == [("message", "completed", None, None, ["the quick brown fox"])]
+    usage = body["usage"]
+    assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
+    assert usage["output_tokens_details"]["reasoning_tokens"] == 0
+    assert sum(body["metrics"]["speculative_decoding"]["acceptance_histogram"]) == body["metrics"]["speculative_decoding"]["num_spec_steps"]
+
+
+async def test_options_reach_the_engine(speak: Speak, shown: Callable[..., str]) -> None:
+    site = speak()
+    await ask(site, instructions="be brief", seed=3, top_k=5, min_p=0.1, max_draft_length=2, stop=["zz"], temperature=0.5, top_p=0.9)
+    request = site.engine.requests[0]
+    sampling = request.sampling
+    assert (sampling.seed, sampling.top_k, sampling.min_p, sampling.temperature, sampling.top_p) == (3, 5, 0.1, 0.5, 0.9)
+    assert request.max_draft_length == 2
+    assert "system\nbe brief" in shown(site)
+
+
+async def test_the_length_cap_makes_it_incomplete(speak: Speak) -> None:
+    body = await ask(speak(), max_output_tokens=3)
+    assert (body["status"], body["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+    assert body["output"][0]["status"] == "incomplete"
+    assert body["usage"]["output_tokens"] == 3
+    events = await stream(speak(), max_output_tokens=3)
+    assert events[-1]["type"] == "response.incomplete"
+    assert plain(put_together(events)) == plain(body["output"]) == plain(events[-1]["response"]["output"])
+
+
+TEXTS = {
+    "plain": "the quick brown fox 😀 over 日本",
+    "nothing": "",
+    "call": CALL,
+    "two calls": f"{CALL}\n{CALL}",
+    "text and call": f"the dog\n{CALL}",
+    "thought": "<think>\nhm, the dog\n</think>\n\nthe fox",
+    "thought and call": f"<think>\nhm\n</think>\n\n{CALL}",
+    "thought, text, call": f"<think>\nhm\n</think>\n\nthe fox\n{CALL}\n",
+    "broken call": f"the dog {BROKEN}",
+    "broken call at the end": "the dog <tool_call>\n" + '{"name": "fox", "arguments": {"over',
+    "broken, then whole": f"{BROKEN} {CALL}",
+    "no call": "<tool_call> is a tag",
+}
+
+
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
+async def test_any_cut_gives_the_same_response(think: Speak, text: str) -> None:
+    expected = None
+    for chunk in (1, 2, 3, 5, 8):
+        site = think(text, chunk)
+        body = await ask(site, tools=[TOOL], max_output_tokens=500)
+        expected = expected or plain(body["output"])
+        assert plain(body["output"]) == expected, chunk
+        events = await stream(site, tools=[TOOL], max_output_tokens=500)
+        last = events[-1]
+        assert [event["type"] for event in events[:2]] == ["response.created", "response.in_progress"]
+        assert last["type"] == "response.completed"
+        assert put_together(events) == last["response"]["output"], "deltas and the end say the same"
+        assert plain(last["response"]["output"]) == expected
+        assert last["response"]["usage"] == body["usage"]
+        assert last["response"]["metrics"]["speculative_decoding"] == body["metrics"]["speculative_decoding"]
+
+
+async def test_what_stands_in_the_items(think: Speak) -> None:
+    body = await ask(think(TEXTS["thought, text, call"]), tools=[TOOL], max_output_tokens=500)
+    thought, message, call = body["output"]
+    assert thought["content"] == [{"type": "reasoning_text", "text": "hm"}]
+    assert message["content"][0]["text"] == "the fox"
+    assert (call["name"], call["arguments"]) == ("fox", '{"over": "dog"}')
+    assert call["call_id"].startswith("call_")
+    assert 0 < body["usage"]["output_tokens_details"]["reasoning_tokens"] < body["usage"]["output_tokens"]
+    assert (body["tools"][0]["name"], body["tool_choice"]) == ("fox", "auto")
+    broken = await ask(think(TEXTS["broken call"]), tools=[TOOL], max_output_tokens=500)
+    assert "".join(item["content"][0]["text"] for item in broken["output"]) == TEXTS["broken call"]
+
+
+async def test_reasoning_tokens_are_counted(think: Speak, tokenizer: Tokenizer) -> None:
+    text = "<think>hm, the quick dog</think>the fox"
+    num_reasoning = len(tokenizer.encode(text[: text.index("</think>")], add_special_tokens=False).ids)
+    for chunk in (1, 3):
+        counted = (await ask(think(text, chunk), max_output_tokens=500))["usage"]["output_tokens_details"]["reasoning_tokens"]
+        assert abs(counted - num_reasoning) <= chunk
+
+
+@pytest.mark.parametrize("chunk", [1, 4])
+async def test_logprobs(speak: Speak, chunk: int) -> None:
+    options: dict[str, Any] = {"include": ["message.output_text.logprobs"], "top_logprobs": 2, "max_output_tokens": 50}
+    body = await ask(speak(chunk=chunk), **options)
+    entries = body["output"][0]["content"][0]["logprobs"]
+    assert "".join(entry["token"] for entry in entries) == "the quick brown fox<|im_end|>"
+    assert all(len(entry["top_logprobs"]) == 2 for entry in entries)
+    events = await stream(speak(chunk=chunk), **options)
+    deltas = [entry for event in events if event["type"] == "response.output_text.delta" for entry in event["logprobs"]]
+    assert deltas == entries[: len(deltas)]
+    assert len(entries) - len(deltas) <= 1, "all but the end of the text comes with the text"
+    assert events[-1]["response"]["output"][0]["content"][0]["logprobs"] == entries
+
+
+async def test_logprobs_are_the_messages_alone(think: Speak) -> None:
+    text = "<think>hm, the quick dog</think>the fox"
+    body = await ask(think(text), include=["message.output_text.logprobs"], max_output_tokens=500)
+    entries = body["output"][1]["content"][0]["logprobs"]
+    told = "".join(entry["token"] for entry in entries)
+    assert told.removesuffix("<|im_end|>").endswith("the fox")
+    assert "quick" not in told
+
+
+async def test_a_conversation_goes_on(speak: Speak, shown: Callable[..., str]) -> None:
+    site = speak()
+    first = await ask(site, "one", instructions="be brief", max_output_tokens=50)
+    second = await ask(site, [{"role": "user", "content": "two"}], previous_response_id=first["id"], max_output_tokens=50)
+    third = (await stream(site, "three", previous_response_id=second["id"], instructions="be loud", max_output_tokens=50))[-1]["response"]
+    said = "the quick brown fox"
+    prompt = shown(site)
+    places = [prompt.index(text) for text in ("be loud", "one", said, "two", "three")]
+    assert places == sorted(places)
+    assert prompt.count(said) == 2
+    assert "be brief" not in prompt, "instructions are those of one request"
+    assert third["previous_response_id"] == second["id"]
+    spelt_out = [
+        {"role": "developer", "content": "be loud"}, {"role": "user", "content": "one"}, {"role": "assistant", "content": said},
+        {"role": "user", "content": "two"}, *second["output"], {"role": "user", "content": "three"},
+    ]  # fmt: skip
+    await ask(site, spelt_out, store=False)
+    assert shown(site) == prompt
+
+
+async def test_results_of_calls_go_back(think: Speak, shown: Callable[..., str]) -> None:
+    site = think(f"<think>\nhm\n</think>\n\n{CALL}")
+    first = await ask(site, tools=[TOOL], max_output_tokens=500)
+    call = first["output"][1]
+    result = {"type": "function_call_output", "call_id": call["call_id"], "output": "42"}
+    await ask(site, [result], previous_response_id=first["id"], tools=[TOOL])
+    linked = shown(site)
+    assert '{"name": "fox", "arguments": {"over": "dog"}}' in linked
+    assert "<tool_response>\n42\n</tool_response>" in linked
+    await ask(site, [{"role": "user", "content": "hi"}, *first["output"], result], tools=[TOOL])
+    assert shown(site) == linked
+
+
+async def test_a_stored_response_can_be_fetched_and_deleted(speak: Speak) -> None:
+    site = speak()
+    body = await ask(site)
+    path = f"{PATH}/{body['id']}"
+    assert (await site.get(path)).json() == body
+    streamed = (await stream(site))[-1]["response"]
+    assert (await site.get(f"{PATH}/{streamed['id']}")).json() == streamed
+    deleted = await site.post(path, method="DELETE")
+    assert deleted.json() == {"id": body["id"], "object": "response", "deleted": True}
+    for answer in (await site.get(path), await site.post(path, method="DELETE"), await site.post(f"{path}/cancel")):
+        assert answer.status == 404
+        assert answer.json()["error"]["type"] == "invalid_request_error"
+        assert answer.json()["error"]["param"] == "response_id"
+
+
+async def test_what_is_not_to_be_stored_is_not(speak: Speak) -> None:
+    site = speak()
+    body = await ask(site, store=False)
+    assert body["store"] is False
+    assert (await site.get(f"{PATH}/{body['id']}")).status == 404
+
+
+async def test_another_key_sees_nothing(speak: Speak) -> None:
+    site = speak()
+    mine, other = {"authorization": "Bearer sk-1"}, {"authorization": "Bearer sk-2"}
+    answer = await site.post(PATH, {"input": "hi"}, headers=mine)
+    path = f"{PATH}/{answer.json()['id']}"
+    for headers in (other, {}):
+        for method, suffix in (("GET", ""), ("DELETE", ""), ("POST", "/cancel"), ("GET", "/input_items")):
+            assert (await site.post(path + suffix, method=method, headers=headers)).status == 404
+        refused = await site.post(PATH, {"input": "hi", "previous_response_id": answer.json()["id"]}, headers=headers)
+        assert refused.status == 400
+        assert refused.json()["error"]["code"] == "previous_response_not_found"
+        assert refused.json()["error"]["param"] == "previous_response_id"
+    assert (await site.get(path, headers=mine)).status == 200
+
+
+async def test_input_items(speak: Speak) -> None:
+    site = speak()
+    first = await ask(site, "one")
+    second = await ask(site, [{"role": "user", "content": "two"}, {"role": "user", "content": "three"}], previous_response_id=first["id"])
+    path = f"{PATH}/{second['id']}/input_items"
+    body = (await site.get(path)).json()
+    check_items(body)
+    texts = [item["content"][0]["text"] for item in body["data"]]
+    assert texts == ["three", "two", "the quick brown fox", "one"]
+    assert (body["has_more"], body["first_id"], body["last_id"]) == (False, body["data"][0]["id"], body["data"][-1]["id"])
+    page = (await site.get(f"{path}?order=asc&limit=1")).json()
+    assert ([item["id"] for item in page["data"]], page["has_more"]) == ([body["last_id"]], True)
+    rest = (await site.get(f"{path}?order=asc&after={page['last_id']}")).json()
+    assert [item["content"][0]["text"] for item in rest["data"]] == texts[2::-1]
+    for query, param in (("order=up", "order"), ("limit=0", "limit"), ("limit=x", "limit"), ("limit=101", "limit"), ("after=no", "after")):
+        answer = await site.get(f"{path}?{query}")
+        assert (answer.status, answer.json()["error"]["param"]) == (400, param)
+
+
+async def test_a_response_that_failed_or_runs_cannot_be_gone_on_from(speak: Speak) -> None:
+    site = speak(faults=Faults(fail_after=2))
+    failed = (await stream_until_error(site))["response"]
+    refused = await site.post(PATH, {"input": "hi", "previous_response_id": failed["id"]})
+    assert (refused.status, refused.json()["error"]["param"]) == (400, "previous_response_id")
+    site.engine.faults = Faults(hang_after=2)
+    connection = site.open(PATH, {"input": "hi", "stream": True})
+    await connection.num_chunks(1)
+    running = read_events(connection.answer.body)[0]["response"]
+    assert (await site.get(f"{PATH}/{running['id']}")).json()["status"] == "in_progress"
+    refused = await site.post(PATH, {"input": "hi", "previous_response_id": running["id"]})
+    assert "not ended yet" in refused.json()["error"]["message"]
+    await connection.leave()
+    assert (await site.get(f"{PATH}/{running['id']}")).json()["status"] == "cancelled"
+    assert site.engine.num_active == 0
+
+
+async def stream_until_error(site: Site) -> dict[str, Any]:
+    """The event before the last one, of a stream that breaks."""
+    *_, failed, error = await stream(site)
+    assert (failed["type"], error["type"]) == ("response.failed", "error")
+    return failed
+
+
+@pytest.mark.parametrize(("faults", "code"), [(Faults(fail_after=3), "engine_failed"), (Faults(die_after=3), "engine_dead")])
+async def test_a_broken_stream_says_so(speak: Speak, faults: Faults, code: str) -> None:
+    site = speak(faults=faults)
+    *_, failed, error = events = await stream(site)
+    assert (failed["type"], error["type"]) == ("response.failed", "error")
+    assert failed["response"]["error"]["code"] == "server_error"
+    assert failed["response"]["output"] == put_together(events), "what was said is kept"
+    assert failed["response"]["output"][0]["status"] == "incomplete"
+    assert (error["code"], error["error"]["code"]) == (code, code)
+    assert error["message"] == failed["response"]["error"]["message"]
+    assert site.server.metrics.errors[code] == 1
+    assert (await site.get(f"{PATH}/{failed['response']['id']}")).json()["status"] == "failed"
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_what_fails_before_it_began_has_its_own_status(speak: Speak, streamed: bool) -> None:
+    answer = await speak(faults=Faults(fail_after=0)).post(PATH, {"input": "hi", "stream": streamed})
+    assert answer.status == 500
+    assert answer.json()["error"]["code"] == "engine_failed"
+
+
+async def test_shut_down_breaks_a_stream(speak: Speak) -> None:
+    site = speak(faults=Faults(hang_after=3))
+    connection = site.open(PATH, {"input": "hi", "stream": True})
+    await connection.num_chunks(2)
+    site.in_flight.interrupt_all()
+    await connection.task
+    assert read_events(connection.answer.body)[-1]["code"] == "shutting_down"
+    assert len(site.engine.aborted) == 1
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_the_time_limit(speak: Speak, streamed: bool) -> None:
+    site = speak(faults=Faults(hang_after=3), config=ServerConfig(EngineConfig(seed=7), request_timeout=0.1))
+    answer = await site.post(PATH, {"input": "hi", "stream": streamed})
+    assert site.engine.num_active == 0
+    assert site.server.metrics.finished_by_reason["timeout"] == 1
+    if not streamed:
+        assert (answer.status, answer.json()["error"]["code"]) == (504, "timeout")
+        return
+    last = read_events(answer.body)[-1]
+    assert (last["type"], last["response"]["status"]) == ("response.failed", "failed")
+    assert "--request-timeout" in last["response"]["error"]["message"]
+    assert last["response"]["usage"]["output_tokens"] == 3
