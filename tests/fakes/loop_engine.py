@@ -11,12 +11,16 @@ from tests.fakes.toy_engine import ToyEngine
 
 
 class LoopEngine:
-    """Has the shape of `engine.client.EngineClient`. Steps whenever a request runs, and lets others have the event loop in between."""
+    """Has the shape of `engine.client.EngineClient`. Steps whenever a request runs, and lets others have the event loop in between.
+
+    `answers` records each request with its output tokens.
+    """
 
     is_alive = True
 
     def __init__(self, engine: ToyEngine) -> None:
         self._engine = engine
+        self.answers: list[tuple[Request, list[int]]] = []
         self._queues: dict[str, asyncio.Queue[TokenDelta]] = {}
         self._stepping: asyncio.Task[None] | None = None
 
@@ -29,12 +33,15 @@ class LoopEngine:
 
     async def submit(self, request: Request) -> AsyncGenerator[TokenDelta, None]:
         queue = self._queues[request.request_id] = asyncio.Queue()
+        output: list[int] = []
+        self.answers.append((request, output))
         self._engine.loop.add(request)
         if self._stepping is None or self._stepping.done():
             self._stepping = asyncio.create_task(self._step())
         try:
             while True:
                 delta = await queue.get()
+                output += delta.token_ids
                 yield delta
                 if delta.finish_reason is not None:
                     return

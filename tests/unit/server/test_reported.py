@@ -34,10 +34,14 @@ def table(tokenizer: Tokenizer) -> torch.Tensor:
 
 
 @pytest.fixture
-def site(draft: str, table: torch.Tensor, folder: Path) -> Site:
+def engine(draft: str, table: torch.Tensor) -> LoopEngine:
     model = TableForward(table)
-    engine = ToyEngine(model, model, draft, policy=FullDraftLength(0), limits=ToyLimits(num_rows=8, max_len=256))
-    return Site(LoopEngine(engine), folder, ServerConfig(engine=EngineConfig(seed=7)))  # type: ignore[arg-type]
+    return LoopEngine(ToyEngine(model, model, draft, policy=FullDraftLength(0), limits=ToyLimits(num_rows=8, max_len=256)))
+
+
+@pytest.fixture
+def site(engine: LoopEngine, folder: Path) -> Site:
+    return Site(engine, folder, ServerConfig(engine=EngineConfig(seed=7)))  # type: ignore[arg-type]
 
 
 def body(**options: Any) -> dict[str, Any]:
@@ -84,21 +88,21 @@ async def test_text_ids_and_logprobs_end_at_the_stop_string(site: Site, table: t
 
 @every_drafter
 @pytest.mark.parametrize("num_top", [0, 5])
-async def test_logprobs_are_the_models_own(site: Site, table: torch.Tensor, tokenizer: Tokenizer, draft: str, num_top: int) -> None:
+async def test_logprobs_are_the_models_own(engine: LoopEngine, site: Site, table: torch.Tensor, draft: str, num_top: int) -> None:
     """Of its raw law, whatever the options make of it, and whatever was drafted."""
-    options = {"temperature": 0.7, "seed": 3, "frequency_penalty": 0.5, "top_k": 9, "logit_bias": {"20": 3}}
-    answer = await choice(site, logprobs=num_top, max_tokens=30, **options)
-    reported = answer["logprobs"]
+    given = {"messages": [{"role": "user", "content": TEXT}], "max_tokens": 30, "temperature": 0.7, "seed": 3}
+    given |= {"frequency_penalty": 0.5, "top_k": 9, "logit_bias": {"20": 3}}
+    answer = (await site.post(CHAT, {**given, "logprobs": True, "top_logprobs": num_top})).json()["choices"][0]
+    request, output = engine.answers[-1]
+    reported = answer["logprobs"]["content"]
+    assert len(reported) == len(output) == 30
     law = table[0].double().log_softmax(-1)
-    ids = [tokenizer.token_to_id(token.replace(" ", "Ġ")) for token in reported["tokens"]]
-    assert None not in ids
-    before = tokenizer.encode(f" {TEXT} {TEXT}").ids[-1]
-    for token, logprob, top in zip(ids, reported["token_logprobs"], reported["top_logprobs"] or [{}] * len(ids), strict=True):
-        assert logprob == pytest.approx(float(law[before, token]), abs=1e-3)
-        best = law[before].topk(max(num_top, 1)).values.tolist()[:num_top]
-        assert sorted(top.values(), reverse=True)[:num_top] == pytest.approx(best, abs=1e-3)
-        before = token
-    assert answer["text"] == (await choice(site, max_tokens=30, **options))["text"]
+    for entry, before, token in zip(reported, (request.prompt_token_ids[-1], *output), output, strict=False):
+        assert entry["logprob"] == pytest.approx(float(law[before, token]), abs=1e-3)
+        best = law[before].topk(num_top).values.tolist() if num_top else []
+        assert [top["logprob"] for top in entry["top_logprobs"]] == pytest.approx(best, abs=1e-3)
+    unasked = (await site.post(CHAT, given)).json()["choices"][0]
+    assert unasked["message"] == answer["message"]
 
 
 @every_drafter
