@@ -30,6 +30,7 @@ from paceline.server.openai import answers
 from paceline.server.openai.answers import Envelope
 from paceline.server.openai.errors import ENGINE_GONE, ErrorAnswer, answer_for, answer_for_status, too_many_streams
 from paceline.server.openai.requests import GenerationRequest, StreamOptions, read_chat_completion, read_completion, schemas
+from paceline.server.openai.schema import describe_answers
 from paceline.server.openai.tokenization import (
     DetokenizeRequest,
     TokenizeRequest,
@@ -117,9 +118,11 @@ class Server:
         ):
             routes.add_api_route(path, endpoint, methods=["GET"], response_class=Response)
         routes.add_api_route("/stats", self.get_stats, methods=["GET"], response_class=Response, openapi_extra={"parameters": [_STREAM]})
-        more |= self._messages.add_to(routes, _REF)
-        more |= self._responses.add_to(routes, _REF)
-        routes.openapi().setdefault("components", {}).setdefault("schemas", {}).update(named | more)  # kept there, and served as it is
+        messages, responses = self._messages.add_to(routes, _REF), self._responses.add_to(routes, _REF)
+        described: dict[str, object] = {}
+        for name, schema in (*named.items(), *more.items(), *messages.items(), *responses.items()):
+            assert described.setdefault(name, schema) == schema, f"two things are called {name}"
+        describe_answers(routes.openapi(), described, self.model_name)  # kept there, and served as it is
 
     def _add_error_handlers(self, routes: FastAPI) -> None:
         async def on_error(request: Request, error: Exception) -> Response:

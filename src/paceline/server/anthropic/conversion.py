@@ -65,10 +65,9 @@ class _Turns:
         self._calls: list[chat.ToolCall] = []
         self._has_results = False
 
-    def add_system(self, content: str | Sequence[TextBlock]) -> None:
+    def add_system(self, content: str | list[chat.TextPart]) -> None:
         self.close()
-        parts = content if isinstance(content, str) else [_part(block) for block in content]
-        self.messages.append(chat.SystemMessage(parts))
+        self.messages.append(chat.SystemMessage(content))
 
     def add_user(self, blocks: Iterator[tuple[str, UserBlock]]) -> None:
         """Text and results in their order. Raises BadInputError for the result of a call that was not made."""
@@ -115,8 +114,7 @@ class _Turns:
                 f"{path}.tool_use_id",
                 f"no earlier message has a tool_use with the id {result.tool_use_id[:100]!r}; send the assistant's message with it, too",
             )
-        given = result.content or ""
-        text = given if isinstance(given, str) else chat.text_of([_part(block) for block in given])
+        text = chat.text_of(result.content)
         self.messages.append(chat.ToolMessage(_ERROR + text if result.is_error else text, result.tool_use_id))
 
 

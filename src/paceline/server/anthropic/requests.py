@@ -13,14 +13,14 @@ from msgspec import Meta, Raw, Struct
 from paceline.errors import BadInputError
 from paceline.server.anthropic.unsupported import refuse_unsupported
 from paceline.server.openai.requests import MAX_MESSAGES, GenerationRequest, OutputTokens, Prediction, StopStrings, read_body
-from paceline.server.openai.tool_requests import MAX_PARTS, MAX_TOOLS, CallId
+from paceline.server.openai.tool_requests import MAX_PARTS, MAX_TOOLS, CallId, TextPart
 
 T = TypeVar("T", bound="PromptRequest")
 
 _ABSENT = b"null"
 _PREFIX = "Anthropic"
 _REFUSED = ("n", "stop", "prompt_logprobs", "stream_options", "response_format")  # chat's options that `unsupported.py` refuses
-_FOREIGN_BLOCK = re.compile(r"(\S+\.content\.\d+)\.type: Invalid value '(.*?)'.*", re.DOTALL)
+_FOREIGN_BLOCK = re.compile(r"(\S+\.content\.\d+)\.type: Invalid (?:enum )?value '(.*?)'.*", re.DOTALL)
 
 ToolName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.-]{1,128}$(?!\n)")]
 AnyObject = Annotated[Raw, Meta(extra_json_schema={"type": "object"})]
@@ -36,7 +36,7 @@ class TextBlock(Struct, frozen=True, gc=False, tag_field="type", tag="text"):
     text: str
 
 
-TextBlocks = Annotated[list[TextBlock], Meta(max_length=MAX_PARTS)]
+TextBlocks = Annotated[list[TextPart], Meta(max_length=MAX_PARTS)]  # where no other block can stand
 
 
 class ToolResultBlock(Struct, frozen=True, gc=False, tag_field="type", tag="tool_result"):
@@ -99,7 +99,7 @@ class Tool(Struct, frozen=True, gc=False):
     input_schema: AnyObject = msgspec.field(default_factory=_absent)
     strict: bool | None = None
     defer_loading: bool | None = None
-    input_examples: Annotated[Raw, Meta(extra_json_schema={"type": "array"})] = msgspec.field(default_factory=_absent)
+    input_examples: Annotated[Raw, Meta(extra_json_schema={"type": ["array", "null"]})] = msgspec.field(default_factory=_absent)
 
     @property
     def has_schema(self) -> bool:
@@ -148,9 +148,10 @@ class Thinking(Struct, frozen=True, gc=False):
         return self.type == "adaptive" and self.display in (None, "summarized")
 
 
-class JsonFormat(Struct, frozen=True, gc=False, tag_field="type", tag="json_schema"):
+class JsonFormat(Struct, frozen=True, gc=False):
     """A JSON text that fits a schema."""
 
+    type: Literal["json_schema"]
     schema: AnyObject
 
 
@@ -205,6 +206,7 @@ def schemas(ref_template: str) -> tuple[dict[str, object], dict[str, object], di
     for kind in (MessagesRequest, PromptRequest):
         for name in _REFUSED:
             del named[kind.__name__]["properties"][name]
+    del named[PromptRequest.__name__]["properties"]["stream"]  # it is skipped there
     return messages, prompt, {_PREFIX + name: schema for name, schema in named.items()}
 
 
@@ -214,13 +216,20 @@ def _read(body: bytes, kind: type[T]) -> T:
     except BadInputError as error:
         raise _with_remedy(error) from None
     refuse_unsupported(body)
-    if request.output_config is not None and request.output_config.effort is not None:
+    if request.output_config is not None:
+        _check_output(request.output_config)
+    return request
+
+
+def _check_output(config: OutputConfig) -> None:
+    if config.effort is not None:
         raise BadInputError(
             "output_config.effort: no model here can be told how hard to think; leave it out",
             param="output_config.effort",
             code="unsupported_parameter",
         )
-    return request
+    if config.format is not None and not bytes(config.format.schema).startswith(b"{"):
+        raise BadInputError("output_config.format.schema: must be a JSON object", param="output_config.format.schema")
 
 
 def _with_remedy(error: BadInputError) -> BadInputError:

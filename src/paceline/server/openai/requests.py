@@ -5,6 +5,7 @@ or bad, holds the event loop for a tenth of a second or two; a JSON parser in fr
 """
 
 import re
+from functools import cache
 from typing import Annotated, Literal, TypeVar
 
 import msgspec
@@ -93,12 +94,14 @@ class GenerationRequest(Structured, frozen=True, kw_only=True):
         return {int(token_id): value for token_id, value in (self.logit_bias or {}).items()}
 
 
+_TEXT_SCHEMA = {"type": "string", "minLength": 1}
+_TOKENS_SCHEMA = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 _PROMPT_SCHEMA = {
     "anyOf": [
-        {"type": "string"},
-        {"type": "array", "items": {"type": "string"}, "maxItems": MAX_PROMPTS},
-        {"type": "array", "items": {"type": "integer", "minimum": 0}},
-        {"type": "array", "items": {"type": "array", "items": {"type": "integer", "minimum": 0}}, "maxItems": MAX_PROMPTS},
+        _TEXT_SCHEMA,
+        {"type": "array", "items": _TEXT_SCHEMA, "minItems": 1, "maxItems": MAX_PROMPTS},
+        _TOKENS_SCHEMA,
+        {"type": "array", "items": _TOKENS_SCHEMA, "minItems": 1, "maxItems": MAX_PROMPTS},
     ]
 }
 _PLACE = re.compile(r"(.*) - at (?:`key` in )?`\$(.*)`", re.DOTALL)
@@ -174,6 +177,7 @@ def read_body(body: bytes, kind: type[T]) -> T:
     return _decode(body, kind)
 
 
+@cache  # the same for every server of a process
 def schemas(ref_template: str) -> tuple[dict[str, object], dict[str, object], dict[str, object]]:
     """JSON schemas for the description of the interface: the two bodies', and what they refer to by name."""
     (completion, chat), named = msgspec.json.schema_components((CompletionRequest, ChatCompletionRequest), ref_template=ref_template)

@@ -93,7 +93,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "effort": ({"output_config": {"effort": "high"}}, "output_config.effort: no model here can be told"),
     "other format": ({"output_config": {"format": {"type": "xml"}}}, "output_config.format.type: "),
     "no schema": ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema: the field is missing"),
-    "no schema at all": (fitting(5), "output_config.format.schema: "),
+    "null schema": (fitting(None), "output_config.format.schema: must be a JSON object"),
+    "no schema at all": (fitting(5), "output_config.format.schema: must be a JSON object"),
+    "block without a type": ({"system": [{"text": "x"}]}, "system.0.type: the field is missing"),
+    "format without a type": ({"output_config": {"format": {"schema": {}}}}, "output_config.format.type: the field is missing"),
     "long format": (fitting({"x": "y" * 70_000}), "output_config.format.schema: the schema has"),
     "format of a prefilled answer": (
         {"messages": [HI, {"role": "assistant", "content": "{"}], **fitting({})}, "output_config.format.schema: is the structure of",
