@@ -7,6 +7,7 @@ import msgspec
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Scope
 
 from paceline import __version__
@@ -135,6 +136,8 @@ class Server:
                 detail = f"{request.method} {request.scope['path'][:100]} is no route of this server; GET /openapi.json lists them"
             response = self._error_response(answer_for_status(error.status_code, detail), request.scope)
             response.headers.update(error.headers or {})
+            if error.status_code == 405:  # the framework names the methods of the first route of a path only
+                response.headers["allow"] = ", ".join(_methods(routes, request.scope))
             return response
 
         routes.add_exception_handler(PacelineError, on_error)
@@ -240,6 +243,12 @@ class Server:
         self.metrics.error(error.kind)
         headers = {} if error.retry_after_s is None else {"retry-after": str(error.retry_after_s)}
         return _json(error.body if scope is None else error_body(error, scope), error.status, headers)
+
+
+def _methods(routes: FastAPI, scope: Scope) -> list[str]:
+    """The methods that a path can be asked with."""
+    fitting = [route for route in routes.routes if isinstance(route, Route) and route.matches(scope)[0] is not Match.NONE]
+    return sorted({method for route in fitting for method in route.methods or ()})
 
 
 def _verdict(health: Health) -> Response:
