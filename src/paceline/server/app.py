@@ -7,6 +7,7 @@ import msgspec
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import Match, Route
 from starlette.types import ASGIApp
 
 from paceline import __version__
@@ -128,6 +129,8 @@ class Server:
                 detail = f"{request.method} {request.scope['path'][:100]} is no route of this server; GET /openapi.json lists them"
             response = self._error_response(answer_for_status(error.status_code, detail))
             response.headers.update(error.headers or {})
+            if error.status_code == 405:
+                response.headers["allow"] = _allowed_methods(routes, request)
             return response
 
         routes.add_exception_handler(PacelineError, on_error)
@@ -236,3 +239,9 @@ class Server:
 
 def _verdict(health: Health) -> Response:
     return _json(answers.health(health.is_healthy, health.reason), 200 if health.is_healthy else 503)
+
+
+def _allowed_methods(routes: FastAPI, request: Request) -> str:
+    """Of all routes with the request's path; Starlette names those of the first one."""
+    found = (route for route in routes.routes if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE)
+    return ", ".join(sorted({method for route in found for method in route.methods or ()}))

@@ -28,7 +28,7 @@ def _absent() -> Raw:
     return Raw(_NULL)
 
 
-Schema = Annotated[Raw, Meta(extra_json_schema={"type": "object"})]
+Schema = Annotated[Raw, Meta(extra_json_schema={"type": ["object", "null"]})]
 
 
 class TextFormat(Struct, frozen=True, gc=False, tag_field="type", tag="text"):
