@@ -1,7 +1,9 @@
 """`/v1/responses` with OpenAI's client and the default model: what agent frameworks call, over a real socket."""
 
+import json
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import openai
 import pytest
@@ -52,23 +54,11 @@ def test_a_stream_ends_in_the_same_response(client: openai.OpenAI) -> None:
 
 
 def test_a_conversation_goes_on(client: openai.OpenAI) -> None:
-    first = client.responses.create(
-        model=DEFAULT_MODEL, input="My name is Ada.", instructions="Be brief.", temperature=0, max_output_tokens=16
-    )
-    second = client.responses.create(
-        model=DEFAULT_MODEL, input="What is my name?", previous_response_id=first.id, temperature=0, max_output_tokens=16
-    )
-    spelt_out = client.responses.create(
-        model=DEFAULT_MODEL,
-        input=[
-            {"role": "user", "content": "My name is Ada."},
-            {"role": "assistant", "content": first.output_text},
-            {"role": "user", "content": "What is my name?"},
-        ],
-        temperature=0,
-        max_output_tokens=16,
-        store=False,
-    )
+    options: dict[str, Any] = {"model": DEFAULT_MODEL, "temperature": 0, "max_output_tokens": 8}
+    first = client.responses.create(input="My name is Ada.", instructions="Be brief.", **options)
+    second = client.responses.create(input="What is my name?", previous_response_id=first.id, **options)
+    turns = [("user", "My name is Ada."), ("assistant", first.output_text), ("user", "What is my name?")]
+    spelt_out = client.responses.create(input=[{"role": role, "content": text} for role, text in turns], store=False, **options)
     assert second.output_text == spelt_out.output_text
     listed = client.responses.input_items.list(second.id, order="asc")
     assert [item.content[0].text for item in listed] == ["My name is Ada.", first.output_text, "What is my name?"]
@@ -121,6 +111,14 @@ def test_a_length_cap_and_logprobs(client: openai.OpenAI) -> None:
     assert len(content.logprobs) == 16
     assert "".join(entry.token for entry in content.logprobs) == response.output_text
     assert all(entry.token == entry.top_logprobs[0].token for entry in content.logprobs), "at temperature 0 the likeliest is taken"
+
+
+def test_the_form_of_the_text(client: openai.OpenAI) -> None:
+    schema = {"type": "object", "properties": {"sea": {"enum": ["calm", "rough"]}}, "required": ["sea"], "additionalProperties": False}
+    text = {"format": {"type": "json_schema", "name": "weather", "schema": schema, "strict": True}}
+    response = client.responses.create(model=DEFAULT_MODEL, input=LONG, temperature=0, max_output_tokens=32, text=text)
+    assert json.loads(response.output_text)["sea"] in ("calm", "rough")
+    assert response.text is not None and response.text.format is not None and response.text.format.type == "json_schema"
 
 
 def test_tools_of_a_model_that_calls_none_are_refused_by_name(client: openai.OpenAI) -> None:

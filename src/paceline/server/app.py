@@ -115,8 +115,11 @@ class Server:
         ):
             routes.add_api_route(path, endpoint, methods=["GET"], response_class=Response)
         routes.add_api_route("/stats", self.get_stats, methods=["GET"], response_class=Response, openapi_extra={"parameters": [_STREAM]})
-        more |= self._responses.add_to(routes, _REF)
-        describe_answers(routes.openapi(), named | more, self.model_name)  # kept there, and served as it is
+        responses = self._responses.add_to(routes, _REF)
+        described: dict[str, object] = {}
+        for name, schema in (*named.items(), *more.items(), *responses.items()):
+            assert described.setdefault(name, schema) == schema, f"two things are called {name}"
+        describe_answers(routes.openapi(), described, self.model_name)  # kept there, and served as it is
 
     def _add_error_handlers(self, routes: FastAPI) -> None:
         async def on_error(_: Request, error: Exception) -> Response:

@@ -19,6 +19,7 @@ TEXT = "the quick brown fox jumps"
 BODIES: dict[str, Any] = {
     COMPLETIONS: {"prompt": "x"},
     CHAT: {"messages": MESSAGES},
+    "/v1/responses": {"input": "x"},
     "/infer": {"prompt": "x", "max_length": 5},
     "/tokenize": {"prompt": "x"},
     "/detokenize": {"tokens": [5]},

@@ -5,6 +5,7 @@ or bad, holds the event loop for a tenth of a second or two; a JSON parser in fr
 """
 
 import re
+from functools import cache
 from typing import Annotated, Literal, TypeVar
 
 import msgspec
@@ -175,6 +176,7 @@ def read_body(body: bytes, kind: type[T]) -> T:
     return _decode(body, kind)
 
 
+@cache  # the same for every server of a process
 def schemas(ref_template: str) -> tuple[dict[str, object], dict[str, object], dict[str, object]]:
     """JSON schemas for the description of the interface: the two bodies', and what they refer to by name."""
     (completion, chat), named = msgspec.json.schema_components((CompletionRequest, ChatCompletionRequest), ref_template=ref_template)

@@ -47,18 +47,12 @@ _NEUTRAL_IN_RESPONSE: dict[str, tuple[object, ...]] = {
     "max_completion_tokens": (),
     "logprobs": (False,),
     "response_format": (),
-    "structured_outputs": ({},),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
     "n": (1,),
     "prompt_logprobs": (),
     "conversation": (),
     "context_management": ([],),
     "moderation": (),
     "reasoning": ({}, {"effort": None}, {"summary": None}, {"effort": None, "summary": None}),
-    "truncation": ("disabled",),
 }
 _NEUTRAL_IN_MESSAGE: dict[str, tuple[object, ...]] = {"function_call": (), "audio": ()}
 _MAX_NEUTRAL_BYTES = 100  # no value that asks for nothing is longer; others are not even parsed

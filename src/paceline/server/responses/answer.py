@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from collections.abc import Callable
-from functools import partial
 
 from starlette.types import Receive, Scope, Send
 
@@ -88,6 +87,8 @@ class BackgroundResponse:
     def start(self, place: Place) -> None:
         """Begin. The place of the request is kept until the end, and its clock runs on."""
         place.keep()
+        if place.deadline is not None:
+            place.deadline.take_over(self._time_out)
         self._task = self._in_flight.start(self._run(place))
 
     async def cancel(self) -> None:
@@ -97,12 +98,9 @@ class BackgroundResponse:
         await asyncio.wait([self._task])
 
     async def _run(self, place: Place) -> None:
-        deadline = place.deadline
         try:
             with self._in_flight.answering(None) as interrupt:
                 self._interrupt = interrupt
-                if deadline is not None:
-                    deadline.take_over(partial(self._time_out, interrupt))
                 await self._reply.follow()
         except InterruptedAnswerError as error:
             if error.reason is Interruption.CANCELLED:
@@ -110,8 +108,8 @@ class BackgroundResponse:
             elif error.reason is Interruption.SHUT_DOWN:
                 self._fail(STOPPING)
             else:
-                assert deadline is not None
-                self._fail(deadline.answer)
+                assert place.deadline is not None
+                self._fail(place.deadline.answer)
         except Exception as error:
             if not isinstance(error, PacelineError):
                 _log.exception("response %s failed", self._generation.job.answer_id)
@@ -122,9 +120,12 @@ class BackgroundResponse:
             self._reply.cancel()  # by who ends all tasks; no news for one that has ended
             place.give_back()
 
-    def _time_out(self, interrupt: Callable[[Interruption], None]) -> None:
+    def _time_out(self) -> None:
+        if self._interrupt is None:  # it begins in a moment
+            asyncio.get_running_loop().call_soon(self._time_out)
+            return
         self._generation.time_out()
-        interrupt(Interruption.TIMEOUT)
+        self._interrupt(Interruption.TIMEOUT)
 
     def _fail(self, error: ErrorAnswer) -> None:
         self._metrics.error(error.kind)

@@ -30,14 +30,14 @@ _NUM_ID_BYTES = 16
 _ID_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
 
 
-class TextPart(Struct, frozen=True, gc=False):
+class ItemText(Struct, frozen=True, gc=False):
     """A piece of text; there are no images and files in this version."""
 
     type: Literal["input_text", "output_text", "reasoning_text"]
     text: str
 
 
-Text = str | Annotated[list[TextPart], Meta(max_length=MAX_PARTS)]
+Text = str | Annotated[list[ItemText], Meta(max_length=MAX_PARTS)]
 ItemId = Annotated[str, Meta(min_length=1, max_length=MAX_ID_CHARS)]
 
 

@@ -13,6 +13,7 @@ from paceline.server.detokenize import TextDelta
 from paceline.server.generation import Generation
 from paceline.server.openai.answers import Usage
 from paceline.server.openai.errors import ErrorAnswer
+from paceline.server.openai.structured import JsonSchemaFormat
 from paceline.server.parsing.deltas import CallArguments, ContentDelta, MessageDelta, ReasoningDelta
 from paceline.server.responses.events import Events
 from paceline.server.responses.items import encode_items
@@ -50,6 +51,7 @@ class Reply:
         self._reason: FinishReason | None = None
         self._error: dict[str, object] | None = None
         self._completed_s: int | None = None
+        self._ended_body: bytes | None = None
         self.status: Status = "queued"
 
     @property
@@ -99,6 +101,8 @@ class Reply:
 
     def body(self) -> bytes:
         """The response object as it stands. What has been said stands in it once the response has ended."""
+        if self._ended_body is not None:
+            return self._ended_body
         has_ended = self.has_ended
         fields: dict[str, object] = {
             "status": self.status,
@@ -125,7 +129,7 @@ class Reply:
         self.status = status
         if status == "completed":
             self._completed_s = int(time.time())
-        body = self.body()
+        body = self._ended_body = self.body()
         self.events.say_response(f"response.{status}", body)
         self._on_end(End(status, body, encode_items(self._output.items)))
 
@@ -184,14 +188,15 @@ def head_fields(request: ResponseRequest, response_id: str, model: str, created_
             "tools": request.tools or [],
             "top_logprobs": request.top_logprobs or 0,
             "top_p": 1.0 if request.top_p is None else request.top_p,
-            "truncation": "disabled",
+            "truncation": request.truncation or "disabled",
             "user": request.user,
         }
     )
 
 
 def _format_fields(request: ResponseRequest) -> dict[str, object]:
-    asked = response_format(request.text) or {"type": "text"}
-    schema = asked.get("json_schema", {})
-    assert isinstance(schema, dict)
-    return {"type": asked["type"], **schema}
+    asked = response_format(request.text)
+    if isinstance(asked, JsonSchemaFormat):
+        of = asked.json_schema
+        return {"type": "json_schema", "name": of.name, "description": of.description, "schema": of.schema, "strict": of.strict}
+    return {"type": "text" if asked is None else "json_object"}

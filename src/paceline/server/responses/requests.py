@@ -20,6 +20,7 @@ from paceline.server.openai.requests import (
     Prediction,
     read_body,
 )
+from paceline.server.openai.structured import JsonObjectFormat, JsonSchemaFormat, NamedSchema, ResponseFormat, Schema, SchemaName
 from paceline.server.openai.tool_requests import (
     MAX_ID_CHARS,
     MAX_TOOLS,
@@ -46,40 +47,37 @@ def _absent() -> Raw:
     return Raw(_NULL)
 
 
-_Schema = Annotated[Raw, Meta(extra_json_schema={"type": "object"})]
-
-
-class FunctionTool(Struct, frozen=True, gc=False):
+class ResponseTool(Struct, frozen=True, gc=False):
     """A function that the model may call; this server has no tools of its own."""
 
     type: Literal["function"]
     name: ToolName
     description: str | None = None
-    parameters: _Schema = msgspec.field(default_factory=_absent)
+    parameters: Schema = msgspec.field(default_factory=_absent)
     strict: bool | None = None
 
 
-class FunctionChoice(Struct, frozen=True, gc=False):
+class ResponseToolChoice(Struct, frozen=True, gc=False):
     """Asks for a call of one function."""
 
     type: Literal["function"]
     name: str
 
 
-class TextFormat(Struct, frozen=True, gc=False):
+class ResponseTextFormat(Struct, frozen=True, gc=False):
     """The form of the text. `name`, `schema` and `strict` go with a JSON schema."""
 
     type: Literal["text", "json_object", "json_schema"]
-    name: ToolName | None = None
+    name: SchemaName | None = None
     description: str | None = None
-    schema: _Schema = msgspec.field(default_factory=_absent)
+    schema: Schema = msgspec.field(default_factory=_absent)
     strict: bool | None = None
 
 
-class TextOptions(Struct, frozen=True, gc=False):
+class ResponseTextOptions(Struct, frozen=True, gc=False):
     """Nothing steers how much a model says, so that only the middle is there."""
 
-    format: TextFormat | None = None
+    format: ResponseTextFormat | None = None
     verbosity: Literal["medium"] | None = None
 
 
@@ -106,15 +104,16 @@ class ResponseRequest(GenerationRequest, frozen=True, kw_only=True):
     instructions: str | None = None
     previous_response_id: Annotated[str, Meta(max_length=MAX_ID_CHARS)] | None = None
     max_output_tokens: OutputTokens | None = None
-    tools: Annotated[list[FunctionTool], Meta(max_length=MAX_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | FunctionChoice | None = None
+    tools: Annotated[list[ResponseTool], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ResponseToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    text: TextOptions | None = None
+    text: ResponseTextOptions | None = None
     include: Annotated[list[Included], Meta(max_length=64)] | None = None
     top_logprobs: NumLogprobs | None = None
     prediction: Prediction | None = None
     metadata: Metadata | None = None
     user: Annotated[str, Meta(max_length=_MAX_VALUE_CHARS)] | None = None
+    truncation: Literal["auto", "disabled"] | None = None
     store: bool | None = None
     background: bool | None = None
 
@@ -139,8 +138,6 @@ def read_response_request(body: bytes) -> ResponseRequest:
         raise BadInputError("background: only goes with store, which keeps the response for you", param="background")
     if request.top_logprobs and not request.has_logprobs:
         raise BadInputError(f"top_logprobs: only goes with include: [{LOGPROBS!r}]", param="top_logprobs")
-    if request.parallel_tool_calls is False and request.tools and request.tool_choice != "none":
-        raise _unsupported("parallel_tool_calls", "this version cannot keep a model from several calls; leave it out")
     return request
 
 
@@ -155,8 +152,6 @@ def chat_request(request: ResponseRequest, earlier: Sequence[Item]) -> ChatCompl
         raise BadInputError("input: holds nothing to answer; send a message", param="input")
     if len(messages) > MAX_MESSAGES:
         raise BadInputError(f"input: the conversation has {len(messages):,} messages, limit {MAX_MESSAGES:,}; begin another", param="input")
-    if response_format(request.text) is not None:
-        raise _unsupported("text.format", "this version has text only; leave it out")
     return ChatCompletionRequest(
         messages=messages,
         model=request.model,
@@ -179,25 +174,30 @@ def chat_request(request: ResponseRequest, earlier: Sequence[Item]) -> ChatCompl
         stream=request.stream,
         tools=None if request.tools is None else [_chat_tool(tool) for tool in request.tools],
         tool_choice=_chat_choice(request.tool_choice),
+        parallel_tool_calls=request.parallel_tool_calls,
         prediction=request.prediction,
+        response_format=response_format(request.text),
+        structured_outputs=request.structured_outputs,
+        guided_json=request.guided_json,
+        guided_regex=request.guided_regex,
+        guided_choice=request.guided_choice,
+        guided_grammar=request.guided_grammar,
         logprobs=request.has_logprobs,
         top_logprobs=request.top_logprobs if request.has_logprobs else None,
     )
 
 
-def response_format(text: TextOptions | None) -> dict[str, object] | None:
+def response_format(text: ResponseTextOptions | None) -> ResponseFormat | None:
     """`text.format` as chat's `response_format`; None for plain text. Raises BadInputError."""
     given = None if text is None else text.format
     if given is None or given.type == "text":
         return None
     if given.type == "json_object":
-        return {"type": "json_object"}
-    if given.name is None or bytes(given.schema) == _NULL:
-        missing = "name" if given.name is None else "schema"
-        raise BadInputError(f"text.format.{missing}: the field is missing", param=f"text.format.{missing}")
-    schema: dict[str, object] = {"name": given.name, "schema": given.schema}
-    schema |= {name: value for name, value in (("description", given.description), ("strict", given.strict)) if value is not None}
-    return {"type": "json_schema", "json_schema": schema}
+        return JsonObjectFormat()
+    for name, is_missing in (("name", given.name is None), ("schema", bytes(given.schema) == _NULL)):
+        if is_missing:
+            raise BadInputError(f"text.format.{name}: the field is missing", param=f"text.format.{name}")
+    return JsonSchemaFormat(NamedSchema(given.name or "", given.description, given.schema, given.strict))
 
 
 _OUR_NAMES = (
@@ -222,12 +222,12 @@ def in_our_terms(error: BadInputError) -> BadInputError:
     return error
 
 
-def _chat_tool(tool: FunctionTool) -> Tool:
+def _chat_tool(tool: ResponseTool) -> Tool:
     return Tool(type="function", function=Function(tool.name, tool.description, tool.parameters, tool.strict))
 
 
-def _chat_choice(choice: Literal["none", "auto", "required"] | FunctionChoice | None) -> ToolChoice | None:
-    if isinstance(choice, FunctionChoice):
+def _chat_choice(choice: Literal["none", "auto", "required"] | ResponseToolChoice | None) -> ToolChoice | None:
+    if isinstance(choice, ResponseToolChoice):
         return NamedChoice(type="function", function=FunctionName(choice.name))
     return choice
 

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache, partial
 
 import msgspec
 from fastapi import FastAPI, Request
@@ -16,6 +17,7 @@ from paceline.server.generation import Generation
 from paceline.server.inflight import InFlight
 from paceline.server.limits import place_of
 from paceline.server.openai.errors import ErrorAnswer, store_full
+from paceline.server.parsing.one_call import OneCallParser
 from paceline.server.responses.answer import BackgroundResponse, ResponseStream, WholeResponse
 from paceline.server.responses.events import Events
 from paceline.server.responses.items import decode_items, encode_items, stored_item
@@ -23,6 +25,7 @@ from paceline.server.responses.listing import input_item_list
 from paceline.server.responses.reply import Reply, head_fields
 from paceline.server.responses.requests import ResponseRequest, chat_request, in_our_terms, read_response_request
 from paceline.server.responses.store import Owner, Record, ResponseStore, owner_of
+from paceline.server.responses.truncation import fitting_job
 
 _BYTES_PER_TOKEN = 16  # of an answer: its text stands in the response object and among the items
 _BYTES_PER_LOGPROB = 160  # the same
@@ -52,7 +55,7 @@ class ResponseRoutes:
 
     def add_to(self, routes: FastAPI, ref_template: str) -> dict[str, object]:
         """Add the routes; returns the schemas that their description refers to by name."""
-        (schema,), named = msgspec.json.schema_components((ResponseRequest,), ref_template=ref_template)
+        schema, named = _schemas(ref_template)
         body = {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
         routes.add_api_route("/v1/responses", self.create, methods=["POST"], response_class=Response, openapi_extra=body)
         for method, path, endpoint in (
@@ -71,13 +74,17 @@ class ResponseRoutes:
         earlier = self._earlier_turns(owner, body.previous_response_id)
         chat = chat_request(body, decode_items(earlier))
         try:
-            job = await self._core.preparation.chat(chat)
+            prepare = self._core.preparation.chat if body.truncation != "auto" else partial(fitting_job, self._core.preparation)
+            job = await prepare(chat)
         except BadInputError as error:
             raise in_our_terms(error) from None
         refusal = self._core.refusal()
         if refusal is not None:
             return self._core.refuse(refusal)
         job = replace(job, answer_id=job.answer_id.replace("chatcmpl-", "resp_"))
+        if body.parallel_tool_calls is False:
+            new_parser = job.new_parser
+            job = replace(job, new_parser=lambda: OneCallParser(new_parser()))
         turns = (*earlier, encode_items([stored_item(item) for item in body.items]))
         record = Record(job.answer_id, owner, turns, bool(body.background), _reserved_bytes(job))
         is_stored = body.store is not False and self._store.add(record)
@@ -155,6 +162,13 @@ class ResponseRoutes:
                 param="store",
             )
         return self._core.refuse(store_full(limit))
+
+
+@cache  # the same for every server of a process
+def _schemas(ref_template: str) -> tuple[dict[str, object], dict[str, object]]:
+    """The JSON schema of a body, and those that it refers to by name."""
+    (schema,), named = msgspec.json.schema_components((ResponseRequest,), ref_template=ref_template)
+    return schema, named
 
 
 def _not_found(response_id: str) -> str:

@@ -62,6 +62,7 @@ class ResponseStore:
         self._records: dict[tuple[Owner, str], Record] = {}
         self._ended: dict[tuple[Owner, str], Record] = {}  # in the order of their ends
         self.num_bytes = 0
+        self._num_running_bytes = 0
 
     def __len__(self) -> int:
         return len(self._records)
@@ -69,11 +70,11 @@ class ResponseStore:
     def add(self, record: Record) -> bool:
         """Keep a response that begins to run; False if there is no room for it."""
         self._drop_expired()
-        num_free = self.max_bytes - self.num_bytes + sum(ended.num_bytes for ended in self._ended.values())
-        if record.num_bytes > num_free:
+        if self._num_running_bytes + record.num_bytes > self.max_bytes:
             return False
         self._records[record.owner, record.response_id] = record
         self.num_bytes += record.num_bytes
+        self._num_running_bytes += record.num_bytes
         self._make_room()
         return True
 
@@ -91,14 +92,16 @@ class ResponseStore:
         if key in self._records:
             self._ended[key] = record
             self.num_bytes += record.num_bytes - num_before
+            self._num_running_bytes -= num_before
             self._make_room()
 
     def remove(self, record: Record) -> None:
         """Forget a response; one that runs goes on, unless it is cancelled."""
         key = record.owner, record.response_id
         if self._records.pop(key, None) is not None:
-            self._ended.pop(key, None)
             self.num_bytes -= record.num_bytes
+            if self._ended.pop(key, None) is None:
+                self._num_running_bytes -= record.num_bytes
 
     def _make_room(self) -> None:
         while self.num_bytes > self.max_bytes and self._ended:

@@ -34,10 +34,11 @@ def think(make_site: Callable[..., Site], folder: Path, tokenizer: Tokenizer, tm
     shutil.copytree(folder, model)
     (model / "chat_template.jinja").write_text("{# <think> </think> #}" + _QWEN.read_text())
 
-    def make(text: str, chunk: int = 1) -> Site:
+    def make(text: str, chunk: int = 1, faults: Faults | None = None) -> Site:
         token_ids = tokenizer.encode(text, add_special_tokens=False).ids
         facts = replace(FACTS, max_model_len=4096)
-        return make_site(FakeEngine(facts, answer=lambda _: [*token_ids, 2], chunk=chunk), model_folder=model)
+        engine = FakeEngine(facts, answer=lambda _: [*token_ids, 2], chunk=chunk, faults=faults or Faults())
+        return make_site(engine, model_folder=model)
 
     return make
 

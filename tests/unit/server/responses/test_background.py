@@ -1,16 +1,17 @@
 """Responses without a client: they run on, can be asked for and cancelled, hold their place and their clock, and end with the server."""
 
 import asyncio
-import time
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from paceline.config import EngineConfig, ServerConfig
+from paceline.server.run import bind_socket, run_server
 from tests.fakes.fake_engine import FakeEngine, Faults
 from tests.fakes.openai_types import check_response
-from tests.fakes.served import Served
 from tests.unit.server.conftest import Site
 
 PATH = "/v1/responses"
@@ -27,6 +28,16 @@ async def begin(site: Site, **options: Any) -> str:
     check_response(body)
     assert (body["status"], body["background"], body["output"], body["store"]) == ("queued", True, [], True)
     return f"{PATH}/{body['id']}"
+
+
+async def has_begun(site: Site, path: str) -> None:
+    """Wait until its first token is there."""
+    for _ in range(500):
+        if (status := (await site.get(path)).json()["status"]) != "queued":
+            assert status == "in_progress"
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("it did not begin")
 
 
 async def ended(site: Site, path: str) -> dict[str, Any]:
@@ -48,11 +59,9 @@ def is_idle(site: Site) -> bool:
 
 
 async def test_it_runs_on_without_a_client(speak: Speak) -> None:
-    site = speak(faults=Faults(step_s=0.01))
+    site = speak(faults=Faults(step_s=0.05))
     path = await begin(site)
-    await site.engine.started.wait()
-    await asyncio.sleep(0.015)
-    assert (await site.get(path)).json()["status"] == "in_progress"
+    await has_begun(site, path)
     body = await ended(site, path)
     assert body["status"] == "completed"
     assert body["output"][0]["content"][0]["text"] == "the quick brown fox"
@@ -66,14 +75,14 @@ async def test_it_runs_on_without_a_client(speak: Speak) -> None:
 async def test_cancel_ends_it_in_the_engine_at_once(speak: Speak) -> None:
     site = speak(faults=HANGS)
     path = await begin(site)
-    await site.engine.started.wait()
-    await asyncio.sleep(0.01)
+    await has_begun(site, path)
     answer = await site.post(f"{path}/cancel", b"")
     assert site.engine.aborted == [site.engine.requests[0].request_id], "before the answer to the cancellation is out"
     assert answer.status == 200
     body = answer.json()
     check_response(body)
-    assert (body["status"], body["output"][0]["status"], body["usage"]["output_tokens"]) == ("cancelled", "incomplete", 2)
+    assert (body["status"], body["output"][0]["status"]) == ("cancelled", "incomplete")
+    assert 1 <= body["usage"]["output_tokens"] <= 2
     assert is_idle(site)
     assert site.server.metrics.finished_by_reason["abort"] == 1
     assert sum(site.server.metrics.errors.values()) == 0
@@ -136,7 +145,7 @@ async def test_it_holds_a_place_until_its_end(speak: Speak) -> None:
 
 
 async def test_its_time_limit_is_the_requests(speak: Speak) -> None:
-    site = speak(faults=HANGS, config=ServerConfig(EngineConfig(seed=7), request_timeout=0.1))
+    site = speak(faults=HANGS, config=ServerConfig(EngineConfig(seed=7), request_timeout=0.5))
     body = await ended(site, await begin(site))
     assert body["status"] == "failed"
     assert "--request-timeout" in body["error"]["message"]
@@ -147,10 +156,10 @@ async def test_its_time_limit_is_the_requests(speak: Speak) -> None:
 
 
 async def test_one_that_ended_in_time_is_left_alone(speak: Speak) -> None:
-    site = speak(config=ServerConfig(EngineConfig(seed=7), request_timeout=0.1))
+    site = speak(config=ServerConfig(EngineConfig(seed=7), request_timeout=0.5))
     path = await begin(site)
     await ended(site, path)
-    await asyncio.sleep(0.15)
+    await asyncio.sleep(0.6)
     assert (await site.get(path)).json()["status"] == "completed"
 
 
@@ -166,7 +175,7 @@ async def test_an_engine_that_fails(speak: Speak, faults: Faults, code: str) -> 
 async def test_shut_down_leaves_no_task(speak: Speak) -> None:
     site = speak(faults=HANGS)
     paths = [await begin(site) for _ in range(3)]
-    await site.in_flight.end_background()
+    await asyncio.wait_for(site.in_flight.end_background(), 5)
     assert is_idle(site)
     for path in paths:
         body = (await site.get(path)).json()
@@ -180,22 +189,30 @@ async def test_answers_with_a_client_outlive_the_end_of_the_others(speak: Speak)
     site = speak(faults=HANGS)
     connection = site.open(PATH, {"input": "hi", "stream": True})
     await connection.num_chunks(1)
-    await site.in_flight.end_background()
+    await asyncio.wait_for(site.in_flight.end_background(), 5)
     assert not connection.task.done()
     await connection.leave()
 
 
-def test_a_server_that_stops_does_not_wait_for_it(folder: Any) -> None:
-    """Over a socket, to the end of the process's event loop: the engine is told, and the server does not use up its time limit."""
-    engine = FakeEngine(answer=lambda _: [5] * 100, faults=Faults(hang_after=2))
-    with Served(lambda: engine, folder, ServerConfig(warmup=False, shutdown_timeout=60)) as served, served.client() as client:
-        response = client.responses.create(model="fake", input="hi", background=True, max_output_tokens=50)
-        assert response.status == "queued"
-        deadline_s = time.monotonic() + 5
-        while not engine.num_active:
-            assert time.monotonic() < deadline_s
-            time.sleep(0.01)
+async def test_a_server_that_stops_ends_it_first(folder: Path) -> None:
+    """Over a socket: it does not use up the time that answers with a client get, and when the server has stopped nothing is left."""
+    engine = FakeEngine(answer=lambda _: [5] * 100, faults=HANGS)
+    listener, ready = bind_socket("127.0.0.1", 0), asyncio.Event()
+    config = ServerConfig(warmup=False, shutdown_timeout=60)
+    serving = asyncio.create_task(run_server(engine, config, folder, listener, lambda _: ready.set()))
+    await asyncio.wait_for(ready.wait(), 10)
+    reader, writer = await asyncio.open_connection(*listener.getsockname())
+    body = json.dumps(BODY).encode()
+    head = f"POST {PATH} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    writer.write(head.encode() + body)
+    assert await asyncio.wait_for(reader.readline(), 10) == b"HTTP/1.1 200 OK\r\n"
+    await asyncio.wait_for(engine.started.wait(), 10)
+    serving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(serving, 10)
+    assert engine.num_active == 0
     assert len(engine.aborted) == 1
+    writer.close()
 
 
 async def test_a_full_store_refuses_what_must_be_stored(speak: Speak) -> None:

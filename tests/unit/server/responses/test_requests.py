@@ -8,10 +8,11 @@ import pytest
 
 from paceline.errors import BadInputError, NotFoundError
 from paceline.server.openai.requests import ChatCompletionRequest, GenerationRequest
+from paceline.server.openai.structured import ResponseFormat
 from paceline.server.openai.unsupported import _NEUTRAL_IN_RESPONSE
 from paceline.server.responses.requests import (
     ResponseRequest,
-    TextOptions,
+    ResponseTextOptions,
     chat_request,
     in_our_terms,
     read_response_request,
@@ -53,7 +54,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"prompt_logprobs": 1}, "prompt_logprobs"),
     ({"logprobs": True}, "logprobs"),
     ({"response_format": {"type": "json_object"}}, "response_format"),
-    ({"guided_json": {}}, "guided_json"),
+    ({"text": {"format": {"type": "json_object"}}, "guided_regex": "x"}, "guided_regex"),
     ({"messages": [{"role": "user", "content": "x"}]}, "messages"),
     ({"prompt": {"id": "pmpt_1"}}, "prompt"),
     ({"conversation": "conv_1"}, "conversation"),
@@ -74,7 +75,6 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"tool_choice": {"type": "function", "name": "fox"}}, "tool_choice"),
     ({"tool_choice": {"type": "file_search"}}, "tool_choice.type"),
     ({"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}, "tool_choice.type"),
-    ({"tools": [TOOL], "parallel_tool_calls": False}, "parallel_tool_calls"),
     ({"text": {"verbosity": "low"}}, "text.verbosity"),
     ({"text": {"format": {"type": "grammar"}}}, "text.format.type"),
     ({"text": {"format": {"type": "json_schema"}}}, "text.format.name"),
@@ -86,7 +86,6 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"metadata": {"a": "x" * 513}}, "metadata..."),
     ({"metadata": {str(index): "x" for index in range(17)}}, "metadata"),
     ({"user": "x" * 513}, "user"),
-    ({"truncation": "auto"}, "truncation"),
     ({"truncation": "middle"}, "truncation"),
     ({"background": True, "stream": True}, "background"),
     ({"background": True, "store": False}, "background"),
@@ -164,14 +163,17 @@ def test_every_option_of_chat_is_passed_on_or_refused() -> None:
     values: dict[str, Any] = {
         "model": "m", "temperature": 0.5, "top_p": 0.5, "top_k": 5, "min_p": 0.1, "seed": 3, "stop": ["x"], "stop_token_ids": [7],
         "ignore_eos": True, "presence_penalty": 0.5, "frequency_penalty": 0.5, "repetition_penalty": 1.5, "logit_bias": {"5": 1.0},
-        "bad_words": ["x"], "min_tokens": 2, "stream": True, "max_draft_length": 1,
+        "bad_words": ["x"], "min_tokens": 2, "stream": True, "max_draft_length": 1, "guided_regex": "x", "guided_choice": ["x"],
+        "guided_grammar": "x", "guided_json": {"a": 1}, "structured_outputs": {"regex": "y"},
     }  # fmt: skip
     ignored = {"stream_options"}  # usage always comes with the end
     refused = {name for name in GenerationRequest.__struct_fields__ if name in _NEUTRAL_IN_RESPONSE}
     assert set(GenerationRequest.__struct_fields__) == values.keys() | ignored | refused
     request = read_response_request(msgspec.json.encode({"input": "hi", **values}))
     chat = chat_request(request, [])
-    assert {name: getattr(chat, name) for name in values} == values
+    plain = GenerationRequest()
+    for name in values:
+        assert getattr(chat, name) == getattr(request, name) != getattr(plain, name), name
 
 
 def test_chat_fields_of_this_route() -> None:
@@ -207,8 +209,8 @@ def test_chat_fields_of_this_route() -> None:
     ],
 )
 def test_the_format_of_the_text_in_chats_form(given: dict[str, Any] | None, expected: dict[str, Any] | None) -> None:
-    text = None if given is None else msgspec.json.decode(msgspec.json.encode(given), type=TextOptions)
-    assert msgspec.json.decode(msgspec.json.encode(response_format(text))) == expected
+    text = None if given is None else msgspec.json.decode(msgspec.json.encode(given), type=ResponseTextOptions)
+    assert response_format(text) == (None if expected is None else msgspec.json.decode(msgspec.json.encode(expected), type=ResponseFormat))
 
 
 @pytest.mark.parametrize(

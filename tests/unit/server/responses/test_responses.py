@@ -96,8 +96,9 @@ TEXTS = {
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
 async def test_any_cut_gives_the_same_response(think: Speak, text: str) -> None:
     expected = None
-    for chunk in (1, 2, 3, 5, 8):
-        site = think(text, chunk)
+    site = think(text)
+    for chunk in (1, 3, 8):
+        site.engine.chunk = chunk
         body = await ask(site, tools=[TOOL], max_output_tokens=500)
         expected = expected or plain(body["output"])
         assert plain(body["output"]) == expected, chunk
@@ -186,6 +187,73 @@ async def test_results_of_calls_go_back(think: Speak, shown: Callable[..., str])
     assert "<tool_response>\n42\n</tool_response>" in linked
     await ask(site, [{"role": "user", "content": "hi"}, *first["output"], result], tools=[TOOL])
     assert shown(site) == linked
+
+
+async def test_one_call_if_more_are_not_wanted(think: Speak) -> None:
+    text = f"the dog {BROKEN} {CALL}\n{CALL} and more"
+    kinds = ["message", "message", "function_call"]
+    site = think(text)
+    for chunk in (1, 3, 8):
+        site.engine.chunk = chunk
+        both = await ask(site, tools=[TOOL], max_output_tokens=500)
+        assert [item["type"] for item in both["output"]] == [*kinds, "function_call", "message"]
+        one = await ask(site, tools=[TOOL], max_output_tokens=500, parallel_tool_calls=False)
+        assert plain(one["output"]) == plain(both["output"][:3])
+        assert (one["parallel_tool_calls"], both["parallel_tool_calls"]) == (False, True)
+        events = await stream(site, tools=[TOOL], max_output_tokens=500, parallel_tool_calls=False)
+        assert plain(events[-1]["response"]["output"]) == plain(one["output"])
+    none = await ask(think("the dog <tool_call> and more"), tools=[TOOL], max_output_tokens=500, parallel_tool_calls=False)
+    assert none["output"][0]["content"][0]["text"] == "the dog <tool_call> and more"
+
+
+async def test_the_form_of_the_text(speak: Speak) -> None:
+    """With the real compiler of grammars beside the server."""
+    site = speak("{}")
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    form = {"type": "json_schema", "name": "thing", "schema": schema, "strict": True}
+    try:
+        body = await ask(site, text={"format": form}, max_output_tokens=50)
+        assert body["text"]["format"] == {**form, "description": None}
+        assert '"a"' in (site.engine.requests[-1].sampling.grammar or "")
+        assert (await ask(site, text={"format": {"type": "json_object"}}))["text"]["format"] == {"type": "json_object"}
+        assert site.engine.requests[-1].sampling.grammar
+        await ask(site, text={"format": {"type": "text"}})
+        assert site.engine.requests[-1].sampling.grammar is None
+        bad = await site.post(PATH, {"input": "hi", "text": {"format": {**form, "schema": {"type": "nonsense"}}}})
+        assert (bad.status, bad.json()["error"]["param"]) == (400, "text.format.schema")
+    finally:
+        await site.server.close()
+
+
+async def test_truncation_leaves_out_the_oldest_turns(think: Speak, shown: Callable[..., str]) -> None:
+    site = think("x")
+    call = {"type": "function_call", "call_id": "c1", "name": "fox", "arguments": "{}"}
+    turns: list[dict[str, Any]] = [{"role": "developer", "content": "be kind"}]
+    for index in range(30):
+        turns += [{"role": "user", "content": f"turn {index} " + "x" * 300}, {**call, "call_id": f"c{index}"}]
+        turns += [{"type": "function_call_output", "call_id": f"c{index}", "output": "42"}, {"role": "assistant", "content": "y"}]
+    turns.append({"role": "user", "content": "last"})
+    refused = await site.post(PATH, {"input": turns, "max_output_tokens": 50})
+    assert (refused.status, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
+    body = await ask(site, turns, instructions="be brief", truncation="auto", max_output_tokens=50)
+    assert body["truncation"] == "auto"
+    prompt = shown(site)
+    assert "be brief" in prompt
+    assert "be kind" in prompt
+    kept = [index for index in range(30) if f"turn {index} " in prompt]
+    assert kept == list(range(30 - len(kept), 30))
+    assert 0 < len(kept) < 30
+    room = 4096 - len(site.engine.requests[-1].prompt_token_ids) - 50
+    assert 0 <= room < 500, "not one turn more would fit"
+    go_on = await ask(site, "more", previous_response_id=body["id"], truncation="auto", max_output_tokens=50)
+    assert go_on["status"] == "completed"
+    alone = await site.post(PATH, {"input": "x" * 6000, "truncation": "auto"})
+    assert (alone.status, alone.json()["error"]["param"]) == (400, "input")
+    before = len(site.engine.requests)
+    assert (await site.post(PATH, {"input": "hi", "truncation": "auto", "top_k": -5})).status == 400
+    assert len(site.engine.requests) == before
+    await ask(site, "short", truncation="auto")
+    assert "short" in shown(site)
 
 
 async def test_a_stored_response_can_be_fetched_and_deleted(speak: Speak) -> None:
@@ -282,6 +350,18 @@ async def test_a_broken_stream_says_so(speak: Speak, faults: Faults, code: str) 
     assert (await site.get(f"{PATH}/{failed['response']['id']}")).json()["status"] == "failed"
 
 
+async def test_a_call_that_a_fault_cut_off_is_none(think: Speak, tokenizer: Tokenizer) -> None:
+    told = '<tool_call>\n{"name": "fox", "arguments": {"over": "d'
+    num_tokens = len(tokenizer.encode(told, add_special_tokens=False).ids)
+    events = await stream(think(CALL, faults=Faults(fail_after=num_tokens)), tools=[TOOL], max_output_tokens=500)
+    assert any(event["type"] == "response.function_call_arguments.delta" for event in events)
+    (item,) = events[-2]["response"]["output"]
+    assert item["type"] == "message"
+    assert CALL.startswith(item["content"][0]["text"])
+    assert len(item["content"][0]["text"]) >= len(told) - 2
+    assert put_together(events) == [item]
+
+
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_what_fails_before_it_began_has_its_own_status(speak: Speak, streamed: bool) -> None:
     answer = await speak(faults=Faults(fail_after=0)).post(PATH, {"input": "hi", "stream": streamed})
@@ -301,7 +381,7 @@ async def test_shut_down_breaks_a_stream(speak: Speak) -> None:
 
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_the_time_limit(speak: Speak, streamed: bool) -> None:
-    site = speak(faults=Faults(hang_after=3), config=ServerConfig(EngineConfig(seed=7), request_timeout=0.1))
+    site = speak(faults=Faults(hang_after=3), config=ServerConfig(EngineConfig(seed=7), request_timeout=0.4))
     answer = await site.post(PATH, {"input": "hi", "stream": streamed})
     assert site.engine.num_active == 0
     assert site.server.metrics.finished_by_reason["timeout"] == 1

@@ -104,6 +104,7 @@ def test_what_is_removed_while_it_runs_stays_so() -> None:
     store.remove(a)
     end(store, a)
     assert (names(store, "a"), store.num_bytes) == ("", 0)
+    assert store.add(record("b", num_bytes=8900)), "its room is free again"
     assert a.body == b"", "who still holds it can read it"
 
 
