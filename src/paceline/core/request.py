@@ -39,8 +39,8 @@ class SamplingParams:
     banned_sequences: tuple[tuple[int, ...], ...] = ()  # never appear in the output; none is empty
     min_tokens: int = 0  # before this many output tokens no token ends the answer
     num_logprobs: int | None = None  # likeliest tokens whose log-probability is reported beside the chosen one's; None: report nothing
-    grammar: str | None = None  # llguidance's text, checked at the edge; the output is in its language unless cut short
     num_prompt_logprobs: int | None = None  # the same for each prompt token from the second on
+    grammar: str | None = None  # llguidance's text, checked at the edge; the output is in its language unless cut short
 
     @property
     def adjusts_logits(self) -> bool:

@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from paceline.config import EngineConfig, ServerConfig
-from paceline.server import template
+from paceline.server import grammar, template
 from paceline.server.app import Server
 from paceline.server.inflight import InFlight
 from tests.fakes.asgi import AsgiClient
@@ -29,15 +29,16 @@ class Site(AsgiClient):
 
 
 @pytest.fixture(autouse=True)
-def inline_templates(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Most tests are not about the worker: their templates are rendered in this process, which starts none for each test."""
+def inline_workers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most tests are not about the worker: templates are rendered and grammars compiled in this process, which starts none for each."""
     if "child_processes" not in request.fixturenames:
         monkeypatch.setattr(template, "Worker", InlineWorker)
+        monkeypatch.setattr(grammar, "Worker", InlineWorker)
 
 
 @pytest.fixture
 def child_processes() -> Iterator[None]:
-    """For tests whose templates must be rendered where a server renders them. At the end no process is left."""
+    """For tests whose templates and grammars must be worked on where a server does that. At the end no process is left."""
     yield
     assert not psutil.Process().children(recursive=True)
 

@@ -100,8 +100,6 @@ async def test_results_go_back_to_the_model(tool_site: Callable[[str], Site], to
 @pytest.mark.parametrize(
     ("given", "param"),
     [
-        ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice"),
-        ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "fox"}}}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "dog"}}}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": TOOLS * 2}, "tools.1.function.name"),

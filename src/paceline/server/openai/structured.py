@@ -28,7 +28,7 @@ def _absent() -> Raw:
     return Raw(_NULL)
 
 
-Schema = Annotated[Raw, Meta(extra_json_schema={"type": ["object", "null"]})]
+Schema = Annotated[Raw, Meta(extra_json_schema={"type": ["object", "boolean", "string", "null"]})]  # or its text
 
 
 class TextFormat(Struct, frozen=True, gc=False, tag_field="type", tag="text"):
@@ -60,7 +60,7 @@ ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat
 class StructuredOutputs(Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     """vLLM's. `json` is a schema or its text."""
 
-    json: Raw = msgspec.field(default_factory=_absent)
+    json: Schema = msgspec.field(default_factory=_absent)
     regex: SourceText | None = None
     choice: Choices | None = None
     grammar: SourceText | None = None
@@ -72,7 +72,7 @@ class Structured(Struct, frozen=True, kw_only=True):
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    guided_json: Raw = msgspec.field(default_factory=_absent)
+    guided_json: Schema = msgspec.field(default_factory=_absent)
     guided_regex: SourceText | None = None
     guided_choice: Choices | None = None
     guided_grammar: SourceText | None = None
