@@ -23,6 +23,7 @@ from schemathesis.generation.case import Case
 
 ALIVE_WITHIN_S = 1.0
 _MAX_BUILT_ITEMS = 300  # schemathesis builds lists of the largest size, and some of ours may have thousands; test_hostile.py has those
+_READ_BY_OTHERS = ("/tokenize", "/v1/messages/count_tokens")  # what is in these bodies is read as in chat's and in messages'
 _PHASES = ("examples", "coverage", "fuzzing")
 
 # Some rules of a good body lie outside JSON schema: two fields that do not go together, a token id that the model lacks, the context.
@@ -103,7 +104,10 @@ def tour(url: str, max_examples: int, phases: Collection[str] = _PHASES, path: s
             "checks": _CHECKS,
             "output": {"sanitization": {"enabled": False}},
             "phases": {phase: {"enabled": phase in phases} for phase in (*_PHASES, "stateful")},
-            "operations": [{"include-path": "/stats", "max-stream-events": 1}],  # it has one a second, for ever
+            "operations": [
+                {"include-path": "/stats", "max-stream-events": 1},  # it has one a second, for ever
+                *({"include-path": path, "phases": {"coverage": {"enabled": False}}} for path in _READ_BY_OTHERS),
+            ],
         }
     )
     document = httpx.get(f"{url}/openapi.json", timeout=10).json()
