@@ -79,6 +79,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"text": {"format": {"type": "grammar"}}}, "text.format.type"),
     ({"text": {"format": {"type": "json_schema"}}}, "text.format.name"),
     ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
+    ({"text": {"format": {"type": "json_object", "schema": {}}}}, "text.format.schema"),
     ({"include": ["everything"]}, "include.0"),
     ({"top_logprobs": 2}, "top_logprobs"),
     ({"top_logprobs": 21, "include": [LOGPROBS]}, "top_logprobs"),
