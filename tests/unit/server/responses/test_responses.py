@@ -369,6 +369,18 @@ async def test_what_fails_before_it_began_has_its_own_status(speak: Speak, strea
     assert answer.json()["error"]["code"] == "engine_failed"
 
 
+async def test_a_client_that_leaves_ends_a_whole_response(speak: Speak) -> None:
+    site = speak(faults=Faults(hang_after=2))
+    connection = site.open(PATH, {"input": "hi"})
+    await site.engine.started.wait()
+    (record,) = site.server._responses._store._records.values()
+    assert record.end is None
+    await connection.leave()
+    assert len(site.engine.aborted) == 1
+    assert record.end is not None
+    assert record.end.status == "cancelled", "so that it can make room for others"
+
+
 async def test_shut_down_breaks_a_stream(speak: Speak) -> None:
     site = speak(faults=Faults(hang_after=3))
     connection = site.open(PATH, {"input": "hi", "stream": True})
