@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -16,9 +17,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from paceline.core.progress import SilentProgress
+from paceline.weights.resolve import resolve
 from tests.fakes.tiny_models import make_tiny_model
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
+TEMPLATES = Path(__file__).parents[1] / "data" / "templates"
 _START_LIMIT_S = 240.0  # the first start on a fresh machine downloads and converts the model
 
 
@@ -84,6 +88,19 @@ def serve(arguments: Sequence[str], verb: str = "serve") -> Iterator[RunningServ
 def real_server() -> Iterator[RunningServer]:
     """The default model in float32, where equality is exact, with ngram drafts."""
     with serve([DEFAULT_MODEL, "--dtype", "float32"]) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def tools_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """The default model as `tools`: under a template that has tools, as its own has none. It repeats calls that it has seen."""
+    folder = tmp_path_factory.mktemp("tools") / "model"
+    folder.mkdir()
+    for file in resolve(DEFAULT_MODEL, progress=SilentProgress()).path.iterdir():
+        if file.name != "paceline.json":
+            (folder / file.name).symlink_to(file)
+    shutil.copy(TEMPLATES / "qwen2.5-coder.jinja", folder / "chat_template.jinja")
+    with serve([str(folder), "--served-model-name", "tools", "--dtype", "float32"]) as server:
         yield server
 
 

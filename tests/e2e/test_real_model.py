@@ -110,6 +110,46 @@ def test_a_predicted_output_is_accepted(client: openai.OpenAI) -> None:
     assert answer.choices[0].message.content == unaided.choices[0].message.content
 
 
+def test_a_tool_call_comes_in_pieces(tools_server: RunningServer) -> None:
+    parameters = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    call = {"id": "call_0", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Berlin"}'}}
+    with openai.OpenAI(base_url=tools_server.url + "/v1", api_key="none", max_retries=0) as client:
+        chunks = list(
+            client.chat.completions.create(
+                model="tools",
+                messages=[
+                    {"role": "system", "content": "Call get_weather for every city."},
+                    {"role": "user", "content": "What is the weather in Berlin?"},
+                    {"role": "assistant", "tool_calls": [call]},
+                    {"role": "user", "content": "What is the weather in Paris?"},
+                ],
+                tools=[{"type": "function", "function": {"name": "get_weather", "parameters": parameters}}],
+                temperature=0,
+                max_tokens=40,
+                stream=True,
+            )
+        )
+    pieces = [piece for chunk in chunks for piece in chunk.choices[0].delta.tool_calls or []]
+    assert [piece.function.name for piece in pieces if piece.function and piece.function.name] == ["get_weather"]
+    assert json.loads("".join(piece.function.arguments or "" for piece in pieces if piece.function)) == {"city": "Paris"}
+    assert len(pieces) > 2, "the arguments came as they were written"
+    assert chunks[-1].choices[0].finish_reason == "tool_calls"
+    assert not any(chunk.choices[0].delta.content for chunk in chunks)
+
+
+def test_a_stream_of_several_choices_with_logprobs(client: openai.OpenAI) -> None:
+    options = {"model": DEFAULT_MODEL, "prompt": "One, two, three,", "temperature": 0.7, "seed": 5, "max_tokens": 8, "n": 2, "logprobs": 2}
+    whole = client.completions.create(**options)
+    texts, tokens = ["", ""], [[], []]
+    for chunk in client.completions.create(**options, stream=True):
+        (choice,) = chunk.choices
+        texts[choice.index] += choice.text
+        tokens[choice.index] += choice.logprobs.tokens if choice.logprobs else []
+    assert texts == [choice.text for choice in whole.choices]
+    assert tokens == [choice.logprobs.tokens for choice in whole.choices]
+    assert texts[0] != texts[1], "each choice has a seed of its own"
+
+
 def test_second_identical_prompt_hits_the_prefix_cache(real_server: RunningServer) -> None:
     body = {"model": DEFAULT_MODEL, "prompt": "A long shared beginning. " * 12, "max_tokens": 2, "temperature": 0}
     real_server.post("/v1/completions", body)

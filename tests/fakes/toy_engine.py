@@ -4,6 +4,8 @@ For tests that run the whole engine many thousand times, or with logits of their
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -16,7 +18,9 @@ from paceline.core.request import Request
 from paceline.core.stats import EngineStats
 from paceline.engine.loop import EngineLoop
 from paceline.executor.executor import Executor
+from paceline.executor.grammar import Grammars
 from paceline.executor.step import Target
+from paceline.forward.forward import Forward
 from paceline.forward.memory import allocate_kv
 from paceline.scheduler.draft_length import DraftLengthPolicy
 from paceline.scheduler.scheduler import Scheduler, SchedulerConfig
@@ -24,8 +28,24 @@ from paceline.speculative.drafter import DrafterSetup, DraftModel, load_drafter_
 from paceline.speculative.verify import Rule
 
 PAGE_SIZE = 16
-NUM_ROWS = 1024
-MAX_LEN = 2 * PAGE_SIZE
+
+
+@dataclass(frozen=True)
+class ToyLimits:
+    """Sizes of an engine; pages for every row at full length unless told otherwise."""
+
+    num_rows: int = 1024
+    max_len: int = 64
+    num_pages: int | None = None
+    enable_prefix_caching: bool = False
+    max_draft_length: int = 5
+
+    @property
+    def pages(self) -> int:
+        return self.num_rows * -(-self.max_len // PAGE_SIZE) if self.num_pages is None else self.num_pages
+
+
+DEFAULT_LIMITS = ToyLimits()
 
 
 class TableForward:
@@ -44,38 +64,54 @@ class TableForward:
         return ForwardResult(logits, torch.zeros((batch.token_ids.numel(), 1)))
 
 
-class ToyEngine:
-    """One engine; `run` decodes requests to their end. `draft` is a name of DRAFTERS."""
+def cycle_table(order: Sequence[int], vocab_size: int, strength: float = 20.0) -> torch.Tensor:
+    """A model that says `order` again and again; greedy decoding knows no other text, and little noise does."""
+    table = torch.zeros((1, vocab_size, vocab_size))
+    for token, following in zip(order, (*order[1:], order[0]), strict=True):
+        table[0, token, following] = strength
+    return table
 
-    def __init__(self, target: TableForward, drafter: TableForward, draft: str, rule: Rule, policy: DraftLengthPolicy, k: int) -> None:
+
+class ToyEngine:
+    """One engine, used for many batches of requests. `draft` is a name of DRAFTERS; `policy` None: the scheduler's own."""
+
+    def __init__(
+        self,
+        target: Forward,
+        drafter: Forward,
+        draft: str,
+        rule: Rule = Rule.COUPLED,
+        policy: DraftLengthPolicy | None = None,
+        limits: ToyLimits = DEFAULT_LIMITS,
+    ) -> None:
         drafter_class = load_drafter_class(draft)
-        vocab_size = target.spec.vocab_size
-        num_pages = NUM_ROWS * MAX_LEN // PAGE_SIZE
-        model = DraftModel(drafter, allocate_kv(drafter.spec, num_pages, PAGE_SIZE)) if drafter_class.keeps_kv else None
-        facts = EngineFacts(
+        keeps_kv = drafter_class.keeps_kv
+        self.facts = EngineFacts(
             model_name="toy",
             architecture="toy",
             device="cpu",
             dtype="float32",
-            vocab_size=vocab_size,
-            max_model_len=MAX_LEN,
-            max_position_embeddings=MAX_LEN,
-            num_pages=num_pages,
+            vocab_size=target.spec.vocab_size,
+            max_model_len=limits.max_len,
+            max_position_embeddings=limits.max_len,
+            num_pages=limits.pages,
             page_size=PAGE_SIZE,
             target_page_bytes=1,
-            drafter_page_bytes=1 if drafter_class.keeps_kv else 0,
+            drafter_page_bytes=1 if keeps_kv else 0,
             target_weight_bytes=0,
             drafter_weight_bytes=0,
             drafter=draft,
-            drafter_max_len=min(MAX_LEN, drafter.spec.max_position_embeddings) if drafter_class.keeps_kv else MAX_LEN,
-            max_draft_length=k,
+            drafter_max_len=min(limits.max_len, drafter.spec.max_position_embeddings) if keeps_kv else limits.max_len,
+            max_draft_length=limits.max_draft_length,
             eos_token_ids=(),
             choices=(),
         )
-        config = SchedulerConfig(NUM_ROWS * MAX_LEN, 1, NUM_ROWS, 0.0, enable_prefix_caching=False)
-        kv = allocate_kv(target.spec, num_pages, PAGE_SIZE)
-        executor = Executor(Target(target, kv, rule), drafter_class(DrafterSetup(rule, vocab_size, model)))
-        self._loop = EngineLoop(Scheduler(config, facts, policy), executor)
+        model = DraftModel(drafter, allocate_kv(drafter.spec, limits.pages, PAGE_SIZE)) if keeps_kv else None
+        made = drafter_class(DrafterSetup(rule, target.spec.vocab_size, model))
+        grammars = Grammars(Path("a toy has no tokenizer"), target.spec.vocab_size, ())
+        executor = Executor(Target(target, allocate_kv(target.spec, limits.pages, PAGE_SIZE), rule), made, grammars)
+        config = SchedulerConfig(limits.num_rows * limits.max_len, 1, limits.num_rows, 0.0, limits.enable_prefix_caching)
+        self.loop = EngineLoop(Scheduler(config, self.facts, policy), executor)
 
     def run(self, requests: Sequence[Request]) -> list[tuple[int, ...]]:
         """Output tokens in the order of the requests."""
@@ -85,11 +121,11 @@ class ToyEngine:
         """The same with all that the deltas say."""
         outputs: dict[str, list[TokenDelta]] = {request.request_id: [] for request in requests}
         for request in requests:
-            self._loop.add(request)
-        while self._loop.has_unfinished:
-            for delta in self._loop.step():
+            self.loop.add(request)
+        while self.loop.has_unfinished:
+            for delta in self.loop.step():
                 outputs[delta.request_id].append(delta)
         return [outputs[request.request_id] for request in requests]
 
     def stats(self) -> EngineStats:
-        return self._loop.stats()
+        return self.loop.stats()

@@ -211,7 +211,8 @@ class Scheduler:
         is_first = 0 < len(tokens) == sequence.num_output_tokens
         logprobs, prompt_logprobs = outcome.logprobs[: len(tokens)], tuple(row.prompt_logprobs) if is_first else ()
         if reason is not None:
-            return replace(self._finish(row, reason, tokens), logprobs=logprobs, prompt_logprobs=prompt_logprobs)
+            final = self._finish(row, reason, tokens)
+            return replace(final, num_drafted=outcome.num_drafted, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
         self._residents.trim(row, row.num_covered_tokens if row.in_flight else len(sequence.token_ids))
         if not tokens:
             return None

@@ -28,6 +28,7 @@ from paceline.server.openai import answers
 from paceline.server.openai.answers import Envelope
 from paceline.server.openai.errors import ENGINE_GONE, ErrorAnswer, answer_for, answer_for_status, too_many_streams
 from paceline.server.openai.requests import GenerationRequest, StreamOptions, read_chat_completion, read_completion, schemas
+from paceline.server.openai.schema import describe_answers
 from paceline.server.openai.tokenization import (
     DetokenizeRequest,
     TokenizeRequest,
@@ -114,9 +115,10 @@ class Server:
             routes.add_api_route(path, endpoint, methods=["GET"], response_class=Response)
         routes.add_api_route("/stats", self.get_stats, methods=["GET"], response_class=Response, openapi_extra={"parameters": [_STREAM]})
         responses = self._responses.add_to(routes, _REF)
-        described = routes.openapi().setdefault("components", {}).setdefault("schemas", {})  # kept there, and served as it is
+        described: dict[str, object] = {}
         for name, schema in (*named.items(), *more.items(), *responses.items()):
             assert described.setdefault(name, schema) == schema, f"two things are called {name}"
+        describe_answers(routes.openapi(), described, self.model_name)  # kept there, and served as it is
 
     def _add_error_handlers(self, routes: FastAPI) -> None:
         async def on_error(_: Request, error: Exception) -> Response:

@@ -1,9 +1,10 @@
 """`POST /infer`: a prompt in, its text and what it took out. The smallest interface of the server, on the same path as completions."""
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Meta, Raw, Struct
 
 from paceline.metrics.requests import RequestMetrics
 from paceline.server.detokenize import TextDelta
@@ -17,7 +18,7 @@ from paceline.server.stream import EventStream, WholeAnswer
 class InferRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`max_length` is the most tokens of the answer. Completions have the other options."""
 
-    prompt: str
+    prompt: Annotated[str, Meta(extra_json_schema={"minLength": 1})]  # an empty one is refused with the reason
     max_length: OutputTokens
     temperature: Temperature | None = None
     stream: bool | None = None

@@ -20,11 +20,11 @@ from tests.fakes import option_faults
 from tests.fakes.noise_cells import NoiseCells, integrate
 from tests.fakes.slow_sampler import adjusted, slow_law
 from tests.fakes.token_engine import FullDraftLength
-from tests.fakes.toy_engine import TableForward, ToyEngine
+from tests.fakes.toy_engine import TableForward, ToyEngine, ToyLimits
 
 VOCAB_SIZE = 3
 NUM_TOKENS = 4  # one of the prompt's step, then up to three of a step with two drafts, or of two such steps
-MAX_DRAFT_LENGTH = 2
+LIMITS = ToyLimits(max_len=16, max_draft_length=2)
 PROMPT = (1, 2, 1, 2, 1)  # not all of the vocabulary, or repetition would not see the drafts
 EXACT = 1e-6  # logits are adjusted in single precision
 WRONG = 1e-3
@@ -75,7 +75,7 @@ def law_error(draft: str, sampling: SamplingParams, mutate: Callable[[pytest.Mon
     target, drafter = tables()
 
     def run(cells: NoiseCells, num_boxes: int) -> NDArray[np.int64]:
-        engine = ToyEngine(TableForward(target), TableForward(drafter), draft, Rule.RATIO, FullDraftLength(0), MAX_DRAFT_LENGTH)
+        engine = ToyEngine(TableForward(target), TableForward(drafter), draft, Rule.RATIO, FullDraftLength(0), LIMITS)
         requests = [Request(str(box), PROMPT, replace(sampling, seed=box), 0.0) for box in range(num_boxes)]
         outputs = engine.run(requests)
         drafted.append(engine.stats().num_draft_tokens)
@@ -116,6 +116,28 @@ def wanted_law(table: torch.Tensor, sampling: SamplingParams) -> dict[tuple[int,
 @pytest.mark.parametrize("option", OPTIONS)
 def test_every_option_keeps_its_law(draft: str, option: str) -> None:
     assert law_error(draft, OPTIONS[option]) < EXACT
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 1.5])
+def test_a_draft_is_accepted_as_often_as_both_laws_overlap(temperature: float) -> None:
+    """One draft from q is accepted with probability sum min(p, q); the sum is over the first token's law too."""
+    target, drafter = tables()
+    sampling = replace(WARM, max_tokens=3, temperature=temperature)
+
+    def run(cells: NoiseCells, num_boxes: int) -> NDArray[np.int64]:
+        engine = ToyEngine(TableForward(target), TableForward(drafter), "draft_model", Rule.RATIO, FullDraftLength(0), LIMITS)
+        deltas = engine.deltas([Request(str(box), PROMPT, replace(sampling, seed=box), 0.0) for box in range(num_boxes)])
+        assert all(answer[1].num_drafted == 1 for answer in deltas)
+        return np.array([len(answer[1].token_ids) - 1 for answer in deltas])
+
+    with pytest.MonkeyPatch.context() as patch:
+        accepted, weights = integrate(patch, run, 3)
+    expected, place = 0.0, len(PROMPT)
+    for first, mass in enumerate(slow_law(target[(place - 1) % 4, PROMPT[-1]].tolist(), sampling)):
+        p, q = (slow_law(table[place % 4, first].tolist(), sampling) for table in (target, drafter))
+        expected += mass * sum(map(min, p, q))
+    assert float((accepted * weights).sum()) == pytest.approx(expected, abs=EXACT)
+    assert 0.3 < expected < 0.98
 
 
 def test_options_differ_from_each_other() -> None:

@@ -1,10 +1,13 @@
 """Reported log-probabilities are those of the raw model, position by position, whatever was drafted, split or preempted."""
 
+import functools
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from paceline.core.outcome import TokenDelta, TokenLogprobs
 from paceline.core.request import Request, SamplingParams
@@ -30,11 +33,15 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     return make_models(tmp_path_factory.mktemp("models"))
 
 
+@functools.cache
+def oracle(folder: Path) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
 def teacher_forced(models: Models, tokens: list[int]) -> torch.Tensor:
     """Log-probabilities `[T, V]` of every next token by another implementation, in one pass."""
-    model = AutoModelForCausalLM.from_pretrained(models.target, dtype=torch.float32).eval()
     with torch.inference_mode():
-        return model(torch.tensor([tokens])).logits[0].log_softmax(-1)
+        return oracle(models.target)(torch.tensor([tokens])).logits[0].log_softmax(-1)
 
 
 def check(reported: TokenLogprobs, law: torch.Tensor, token_id: int, num_top: int) -> None:
@@ -47,7 +54,7 @@ def check(reported: TokenLogprobs, law: torch.Tensor, token_id: int, num_top: in
         assert value == pytest.approx(float(law[other]), abs=TOLERANCE)
 
 
-def check_all(models: Models, asked: list[Request], answers: list[list[TokenDelta]]) -> None:
+def check_output(models: Models, asked: list[Request], answers: list[list[TokenDelta]]) -> None:
     for request, deltas in zip(asked, answers, strict=True):
         tokens = [token for delta in deltas for token in delta.token_ids]
         logprobs = [entry for delta in deltas for entry in delta.logprobs]
@@ -55,9 +62,14 @@ def check_all(models: Models, asked: list[Request], answers: list[list[TokenDelt
         num_prompt_tokens = len(request.prompt_token_ids)
         assert len(logprobs) == len(tokens), "text and log-probabilities end at the same token"
         for index, token in enumerate(tokens):
-            check(logprobs[index], laws[num_prompt_tokens - 1 + index], token, 4)
+            check(logprobs[index], laws[num_prompt_tokens - 1 + index], token, request.sampling.num_logprobs or 0)
+
+
+def check_prompt(models: Models, asked: list[Request], answers: list[list[TokenDelta]]) -> None:
+    for request, deltas in zip(asked, answers, strict=True):
+        laws = teacher_forced(models, list(request.prompt_token_ids))
         prompt = deltas[0].prompt_logprobs
-        assert len(prompt) == num_prompt_tokens - 1
+        assert len(prompt) == len(request.prompt_token_ids) - 1
         assert not any(delta.prompt_logprobs for delta in deltas[1:])
         for index, token in enumerate(request.prompt_token_ids[1:]):
             check(prompt[index], laws[index], token, 2)
@@ -72,7 +84,9 @@ def test_against_a_teacher_forced_pass(models: Models, draft: str) -> None:
     together = Engine(models, config, RandomDraftLength(1))
     for _ in range(2):
         asked = requests(OPTIONS)
-        check_all(models, asked, together.deltas(asked))
+        answers = together.deltas(asked)
+        check_output(models, asked, answers)
+        check_prompt(models, asked, answers)
     assert together.stats().num_preemptions > 0
     assert draft == "none" or together.stats().num_accepted_tokens > 0
 
@@ -93,10 +107,27 @@ def test_zero_alternatives_report_the_chosen_token(models: Models) -> None:
     assert sum(len(delta.logprobs) for delta in deltas) == sum(len(delta.token_ids) for delta in deltas)
 
 
-def test_a_planted_fault_is_noticed(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Log-probabilities taken after the penalties and the temperature."""
+def after_temperature(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = step.token_logprobs
     monkeypatch.setattr(step, "token_logprobs", lambda logits, tokens, num_top: honest(logits / OPTIONS.temperature, tokens, num_top))
-    asked = requests(OPTIONS)
+
+
+def after_penalties(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The options change the raw logits themselves, which are reported later."""
+    honest = step.adjust
+    monkeypatch.setattr(step, "adjust", lambda logits, rows: logits.copy_(honest(logits, rows)))
+
+
+def of_the_draft_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every position of a step reports what the model said of the step's first token."""
+    honest = step.token_logprobs
+    monkeypatch.setattr(step, "token_logprobs", lambda logits, tokens, num_top: honest(logits[:1].expand_as(logits), tokens, num_top))
+
+
+@pytest.mark.parametrize("fault", [after_temperature, after_penalties, of_the_draft_before])
+def test_planted_faults_are_noticed(models: Models, monkeypatch: pytest.MonkeyPatch, fault: Callable[[pytest.MonkeyPatch], None]) -> None:
+    fault(monkeypatch)
+    asked = requests(replace(OPTIONS, num_prompt_logprobs=None))
+    answers = Engine(models, engine("draft_model")).deltas(asked)
     with pytest.raises(AssertionError):
-        check_all(models, asked, Engine(models, engine("none")).deltas(asked))
+        check_output(models, asked, answers)

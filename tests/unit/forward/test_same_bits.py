@@ -60,7 +60,7 @@ def logits_by_steps(forward: Forward, sequences: list[list[int]], style: list[in
 @pytest.mark.parametrize("num_threads", [1, 2])
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: f"{spec.architecture}-{spec.num_heads}-{spec.num_kv_heads}-{spec.head_dim}")
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=2, deadline=None)
 @given(data=st.data())
 def test_float32_logits_have_the_same_bits_in_any_schedule(spec: ModelSpec, style: str, num_threads: int, data: st.DataObject) -> None:
     torch.set_num_threads(num_threads)

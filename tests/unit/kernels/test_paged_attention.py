@@ -67,7 +67,7 @@ def test_tiled_matches_the_oracle(heads: tuple[int, int, int], start: int, end: 
 
 @pytest.mark.parametrize("num_threads", [1, 2])
 @pytest.mark.parametrize("heads", HEADS, ids=str)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(data=st.data())
 def test_a_query_has_the_same_bits_in_any_tile(heads: tuple[int, int, int], num_threads: int, data: st.DataObject) -> None:
     """Alone (decode), among drafts, in prompt chunks; on consecutive and on scattered pages."""

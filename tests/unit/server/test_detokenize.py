@@ -159,9 +159,9 @@ def test_endless_broken_bytes_cost_little_per_token() -> None:
     """Bytes that never become a character must neither be held forever nor be decoded again and again."""
     tokenizer = byte_fallback_tokenizer()
     token_id = tokenizer.token_to_id("<0xFF>")
-    began_s = time.perf_counter()
+    began_s = time.process_time()
     texts, _, _ = play(Vocabulary(tokenizer), deltas([token_id] * 4000, 1))
-    assert time.perf_counter() - began_s < 5  # quadratic work takes minutes
+    assert time.process_time() - began_s < 5  # quadratic work takes minutes
     assert len("".join(texts)) > 3900
 
 
@@ -220,10 +220,10 @@ def test_stop_wins_over_the_length_in_the_same_delta(tokenizer: Tokenizer) -> No
 def test_hostile_stop_strings_cost_little() -> None:
     stops = tuple("a" * 1000 + chr(ord("b") + index) for index in range(16))
     matcher = StopMatcher(stops)
-    began_s = time.perf_counter()
+    began_s = time.process_time()
     for _ in range(50):
         matcher.push("a" * 200)
-    assert time.perf_counter() - began_s < 5
+    assert time.process_time() - began_s < 5
     assert matcher.flush() == "a" * 1000
 
 

@@ -171,7 +171,7 @@ def test_a_missing_logit_row_is_our_own_error() -> None:
 @pytest.mark.parametrize("option", OPTIONS)
 def test_coupled_output_equals_plain_decoding(option: str, num_drafts: int) -> None:
     """For good, useless and ragged drafts alike, with the real noise."""
-    length = 24
+    length = 16
     target = toy_table(11, seed=2)
     plain = decode(ToyDecoder(target, target, OPTIONS[option], Rule.COUPLED, 0), length)
     drafters = {"twin": target, "related": related_table(target, seed=3), "stranger": toy_table(11, seed=4)}

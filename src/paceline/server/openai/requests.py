@@ -94,12 +94,14 @@ class GenerationRequest(Structured, frozen=True, kw_only=True):
         return {int(token_id): value for token_id, value in (self.logit_bias or {}).items()}
 
 
+_TEXT_SCHEMA = {"type": "string", "minLength": 1}
+_TOKENS_SCHEMA = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 _PROMPT_SCHEMA = {
     "anyOf": [
-        {"type": "string"},
-        {"type": "array", "items": {"type": "string"}, "maxItems": MAX_PROMPTS},
-        {"type": "array", "items": {"type": "integer", "minimum": 0}},
-        {"type": "array", "items": {"type": "array", "items": {"type": "integer", "minimum": 0}}, "maxItems": MAX_PROMPTS},
+        _TEXT_SCHEMA,
+        {"type": "array", "items": _TEXT_SCHEMA, "minItems": 1, "maxItems": MAX_PROMPTS},
+        _TOKENS_SCHEMA,
+        {"type": "array", "items": _TOKENS_SCHEMA, "minItems": 1, "maxItems": MAX_PROMPTS},
     ]
 }
 _PLACE = re.compile(r"(.*) - at (?:`key` in )?`\$(.*)`", re.DOTALL)

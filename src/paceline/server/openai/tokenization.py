@@ -1,7 +1,7 @@
 """`POST /tokenize` and `POST /detokenize` on the wire, in vLLM's shapes. The work is `chat.py`'s."""
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, get_args
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
@@ -14,8 +14,10 @@ from paceline.server.openai.requests import (
     read_body,
     read_chat_completion,
 )
+from paceline.server.openai.tool_requests import ChatMessage
 
-_MESSAGES_SCHEMA = {"type": "array", "items": {"type": "object"}, "minItems": 1}
+_MESSAGE_SCHEMA = {"anyOf": [{"$ref": f"#/components/schemas/{kind.__name__}"} for kind in get_args(ChatMessage)]}
+_MESSAGES_SCHEMA = {"type": "array", "items": _MESSAGE_SCHEMA, "minItems": 1}
 _TOKENS_SCHEMA = {"type": "array", "items": {"type": "integer", "minimum": 0}, "maxItems": MAX_PROMPT_TOKEN_IDS}
 
 

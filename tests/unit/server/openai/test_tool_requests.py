@@ -65,7 +65,7 @@ def called(name: str) -> dict[str, Any]:
         ([WEATHER, TIME], "auto", ToolOffer((WEATHER, TIME), ("get_weather", "time"))),
         ([WEATHER, TIME], "none", ToolOffer()),
         ([WEATHER, TIME], "required", ToolOffer((WEATHER, TIME), ("get_weather", "time"), must_call=True)),
-        ([WEATHER, TIME], called("time"), ToolOffer((WEATHER, TIME), ("time",), must_call=True)),
+        ([WEATHER, TIME], called("time"), ToolOffer((WEATHER, TIME), ("time",), must_call=True, is_single=True)),
     ],
 )
 def test_offers(tools: Any, choice: Any, expected: ToolOffer) -> None:

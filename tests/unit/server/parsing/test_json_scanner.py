@@ -120,10 +120,10 @@ def test_nesting_is_bounded(opening: str, closing: str) -> None:
 
 @pytest.mark.parametrize("content", ['"' + "a" * 100_000, '"' + "\\n" * 40_000, "[" + "1," * 40_000, "1" * 80_000, " " * 80_000])
 def test_hostile_lengths_cost_little(content: str) -> None:
-    began_s = time.perf_counter()
+    began_s = time.process_time()
     assert run(['{"a":' + content])[0] is None
     scanner = JsonScanner()
     scanner.scan('{"a":', 0)
     for character in content:
         scanner.scan(character, 0)
-    assert time.perf_counter() - began_s < 5  # quadratic work takes minutes
+    assert time.process_time() - began_s < 5  # quadratic work takes minutes

@@ -125,7 +125,7 @@ def test_an_answer_that_is_no_call_streams_at_once() -> None:
 @pytest.mark.parametrize("is_whole", [True, False])
 def test_hostile_text_costs_little(unit: str, is_whole: bool) -> None:
     text = unit * (60_000 // len(unit))
-    began_s = time.perf_counter()
+    began_s = time.process_time()
     num_deltas = sum(len(deltas) for deltas in play(parser(), [text] if is_whole else itertools.chain(text)))
     assert num_deltas > 0
-    assert time.perf_counter() - began_s < 5  # quadratic work takes minutes
+    assert time.process_time() - began_s < 5  # quadratic work takes minutes

@@ -118,6 +118,6 @@ def test_any_cut_with_calls(fragments: list[str], is_open: bool, places: list[in
 def test_hostile_text_costs_little(unit: str, is_open: bool) -> None:
     text = unit * (60_000 // len(unit))
     for pieces in ([text], itertools.chain(text)):
-        began_s = time.perf_counter()
+        began_s = time.process_time()
         assert sum(len(deltas) for deltas in play(ReasoningParser(HermesParser(calls()), is_open), pieces)) >= (unit != "\n")
-        assert time.perf_counter() - began_s < 5  # quadratic work takes minutes
+        assert time.process_time() - began_s < 5  # quadratic work takes minutes
