@@ -26,7 +26,7 @@ from paceline.server.openai.errors import ErrorAnswer, answer_for
 from paceline.server.openai.logprobs import LogprobWriter, prompt_logprobs
 from paceline.server.openai.messages import Message, delta_fields, finish_reason
 from paceline.server.openai.requests import StreamOptions
-from paceline.server.parsing.deltas import OutputParser
+from paceline.server.parsing.deltas import OutputParser, PlainParser
 
 _log = logging.getLogger(__name__)
 
@@ -181,12 +181,17 @@ class StreamResponse(EventStream):
         self._options = options
         self._logprobs = LogprobWriter(generation.vocabulary, envelope.is_chat)
         self._parsers: dict[int, OutputParser] = {}  # of the choices that have had their first chunk
+        self._plain = set[int]()  # those whose text is content and nothing else
 
     def _event(self, index: int, delta: TextDelta) -> bytes:
+        if index in self._plain and delta.finish_reason is None and not delta.tokens:
+            return self._envelope.text_chunk(index, delta.text) if delta.text else b""
         chunk = b""
         if index not in self._parsers:
-            self._parsers[index] = self._generation.job.new_parser()
+            parser = self._parsers[index] = self._generation.job.new_parser()
             chunk = self._envelope.first_chunk(index)
+            if isinstance(parser, PlainParser) and not self._options.continuous_usage_stats:
+                self._plain.add(index)
         part, reason = self._part(self._parsers[index], delta)
         if part or reason is not None or delta.tokens:
             usage = self._generation.usage if self._options.continuous_usage_stats else None

@@ -88,6 +88,7 @@ class Envelope:
         self._head: dict[str, object] = {"id": answer_id, "created": created_s, "model": model}
         chunk_object = "chat.completion.chunk" if is_chat else "text_completion"
         self._chunk_head = b"data: " + _encode({**self._head, "object": chunk_object})[:-1] + b',"choices":['
+        self._around_text: dict[int, tuple[bytes, bytes]] = {}  # by choice: what stands before and behind the text of a chunk
 
     def body(self, choices: Sequence[Choice], usage: Usage, metrics: AnswerMetrics) -> bytes:
         """The whole answer of a request that does not stream."""
@@ -119,6 +120,15 @@ class Envelope:
         """
         content = (b'"text":' if isinstance(part, str) else b'"delta":') + _encode(part)
         return self._chunk(index, content, finish_reason, usage, b"null" if logprobs is None else _encode(logprobs))
+
+    def text_chunk(self, index: int, text: str) -> bytes:
+        """`chunk` for what nearly all chunks are, text of choice `index` and nothing else, at a fraction of its price."""
+        if index not in self._around_text:
+            whole = self.chunk(index, {"content": "\0"} if self.is_chat else "\0")
+            head, tail = whole.rsplit(_encode("\0"), 1)  # the text is the last that a client could have named so
+            self._around_text[index] = (head, tail)
+        head, tail = self._around_text[index]
+        return head + _encode(text) + tail
 
     def usage_chunk(self, usage: Usage, metrics: AnswerMetrics) -> bytes:
         """The last chunk before [DONE]: no choices."""
