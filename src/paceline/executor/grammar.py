@@ -20,7 +20,10 @@ _MAX_KEPT = 64
 _MAX_RENEWALS = 4
 """Of one request, each as long as compiling: matchers of one grammar share the states of its lexer, and so share its limit."""
 _GAVE_UP = "the grammar became too complex for its limits while the answer was written; simplify it"
-_LEFT = "the answer left the grammar, which spells a special token of this model as text; use the token or another spelling"
+_LEFT = (
+    "the answer left the grammar, which became too complex for its limits or spells a special token of this model as text; "
+    "simplify it, or use the token or another spelling"
+)
 
 
 class Grammars:
