@@ -19,6 +19,7 @@ _MAX_KEPT = 64
 """Grammars whose compiled form is kept for the next request with the same text; each has been admitted at most as large as the limits."""
 _MAX_RENEWALS = 4
 """Of one request, each as long as compiling: matchers of one grammar share the states of its lexer, and so share its limit."""
+_LEXER_LIMIT = "lexer error"  # how llguidance begins to say so; once its lexer has met a limit, every matcher that shares it does
 _GAVE_UP = "the grammar became too complex for its limits while the answer was written; simplify it"
 _LEFT = (
     "the answer left the grammar, which became too complex for its limits or spells a special token of this model as text; "
@@ -136,22 +137,25 @@ class _SlotGrammar:
             masks.append(ahead.compute_bitmask() if is_reached else b"")
             if is_reached and ahead.is_error():
                 masks[-1], blind_at = b"", position
-            is_reached = bool(masks[-1]) and self._advance(ahead, drafts[position : position + 1]) == 1
-            if masks[-1] and ahead.is_error():  # the draft is allowed, and could not be consumed
-                blind_at = position + 1
+            draft = drafts[position : position + 1]
+            is_reached = bool(masks[-1]) and self._advance(ahead, draft) == 1
+            if draft and not is_reached and draft[0] not in self._eos_token_ids and _is_in(masks[-1], draft[0]):
+                blind_at = position + 1  # allowed, and could not be consumed
         return masks, blind_at
 
     def _take(self, token_id: int) -> bool:
         is_taken = self._advance(self._matcher, (token_id,)) == 1
-        if not is_taken and self._matcher.is_error() and self._renew():
+        if not is_taken and self._renew():
             is_taken = self._advance(self._matcher, (token_id,)) == 1
         if is_taken:
             self._taken.append(token_id)
         return is_taken
 
     def _renew(self) -> bool:
-        """Go on with a matcher of one's own: another request, or a draft that was not taken, may have used up the lexer's states."""
-        if self._num_renewals == _MAX_RENEWALS:
+        """Go on with a matcher of one's own if another request, or a draft that was not taken, has used up the lexer's states."""
+        probe = self._matcher.deep_copy()
+        probe.compute_bitmask()
+        if self._num_renewals == _MAX_RENEWALS or _LEXER_LIMIT not in probe.get_error():
             return False
         self._num_renewals += 1
         self._matcher = self._compile_alone()
@@ -162,3 +166,7 @@ class _SlotGrammar:
         ends = [index for index, token_id in enumerate(token_ids) if token_id in self._eos_token_ids]
         wanted = list(token_ids[: ends[0]] if ends else token_ids)
         return matcher.try_consume_tokens(wanted) if wanted else 0
+
+
+def _is_in(mask: bytes, token_id: int) -> bool:
+    return token_id // 8 < len(mask) and mask[token_id // 8] >> token_id % 8 & 1 == 1

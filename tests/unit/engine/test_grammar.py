@@ -296,6 +296,11 @@ def test_a_request_that_meets_a_limit_leaves_others_with_its_grammar_alone(model
     assert go_on(early, letters[:3]) is None
     assert "too complex" in (go_on(hungry_start(grammars), mixed) or "")
     assert go_on(early, letters[3:6]) is None
+    late = hungry_start(grammars)
+    late.masks([], 0, 1)
+    assert "too complex" in (go_on(hungry_start(grammars), mixed) or "")
+    late.commit(letters[:1])
+    assert late.failure is None, "the limit was met between the mask and the token"
     assert go_on(hungry_start(grammars), letters[:6]) is None
 
 
