@@ -42,6 +42,7 @@ class Faults:
 
     die_after: int | None = None
     fail_after: int | None = None
+    is_refusal: bool = False  # of a failure: the request's own fault
     hang_after: int | None = None
     step_s: float = 0.0  # time between deltas
 
@@ -86,7 +87,7 @@ class FakeEngine:
             for index, delta in enumerate(self._deltas(request)):
                 if index == self.faults.fail_after:
                     is_finished = True
-                    yield TokenDelta(request.request_id, (), FinishReason.ERROR, None, "step 17 went wrong")
+                    yield TokenDelta(request.request_id, (), FinishReason.ERROR, None, "step 17 went wrong", self.faults.is_refusal)
                     return
                 await self._wait(index)
                 is_finished = delta.finish_reason is not None

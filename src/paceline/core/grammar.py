@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 MAX_ITEMS_IN_ROW = 2000
-STEP_LEXER_FUEL = 200_000  # about 14 ms of one mask; with the next, what a hostile grammar may cost the other requests in each step
-STEP_MAX_ITEMS = 50_000
+STEP_LEXER_FUEL = 200_000  # with the next, what a hostile grammar may cost the others in each step: 60 ms for a mask, more for wide unions
+STEP_MAX_ITEMS = 20_000  # enough for a union of 1,000 objects; with 50,000 an ambiguous grammar of 40 bytes takes 500 ms for each mask
 INITIAL_LEXER_FUEL = 1_000_000
 MAX_LEXER_STATES = 50_000  # 1-2 KB each
 MAX_GRAMMAR_SYMBOLS = 200_000

@@ -5,7 +5,7 @@ is limited in `core/grammar.py`; the server checks each grammar under the same l
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,8 +17,14 @@ if TYPE_CHECKING:
 
 _MAX_KEPT = 64
 """Grammars whose compiled form is kept for the next request with the same text; each has been admitted at most as large as the limits."""
+_MAX_RENEWALS = 4
+"""Of one request, each as long as compiling: matchers of one grammar share the states of its lexer, and so share its limit."""
+_LEXER_LIMIT = "lexer error"  # how llguidance begins to say so; once its lexer has met a limit, every matcher that shares it does
 _GAVE_UP = "the grammar became too complex for its limits while the answer was written; simplify it"
-_LEFT = "the answer left the grammar, which spells a special token of this model as text; use the token or another spelling"
+_LEFT = (
+    "the answer left the grammar, which became too complex for its limits or spells a special token of this model as text; "
+    "simplify it, or use the token or another spelling"
+)
 
 
 class Grammars:
@@ -34,18 +40,29 @@ class Grammars:
 
     def start(self, text: str, output_token_ids: Sequence[int]) -> TokenGrammar:
         """The grammar `text` behind output that is already there, after a preemption."""
-        grammar = _SlotGrammar(self._compile(text).deep_copy(), self._eos_token_ids)
+        grammar = _SlotGrammar(self._compile(text).deep_copy(), lambda: self._compile_alone(text), self._eos_token_ids)
         grammar.commit(output_token_ids)
         return grammar
 
     def _compile(self, text: str) -> "LLMatcher":
+        """The matcher that is kept for all requests with this text."""
+        if text not in self._compiled:
+            self._compiled[text] = self._new_matcher(text)
+            if len(self._compiled) > _MAX_KEPT:
+                self._compiled.popitem(last=False)
+        self._compiled.move_to_end(text)
+        return self._compiled[text]
+
+    def _compile_alone(self, text: str) -> "LLMatcher":
+        """A matcher that shares nothing, for a request that met a limit; the kept one has met it too and is of no use to anybody."""
+        self._compiled.pop(text, None)
+        return self._new_matcher(text)
+
+    def _new_matcher(self, text: str) -> "LLMatcher":
         """Never fails: a matcher that could not be made says so itself."""
         # Imported here: an engine without structured output must run where llguidance is not installed.
         from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-        if text in self._compiled:
-            self._compiled.move_to_end(text)
-            return self._compiled[text]
         if self._tokenizer is None:
             self._tokenizer = LLTokenizer(str(self._tokenizer_path), n_vocab=self._vocab_size, eos_token=list(self._eos_token_ids))
         parser_limits = LLParserLimits(
@@ -57,17 +74,17 @@ class Grammars:
             max_grammar_size=limits.MAX_GRAMMAR_SYMBOLS,
             verbose_errors=False,
         )
-        matcher = self._compiled[text] = LLMatcher(self._tokenizer, text, log_level=0, limits=parser_limits)
-        if len(self._compiled) > _MAX_KEPT:
-            self._compiled.popitem(last=False)
-        return matcher
+        return LLMatcher(self._tokenizer, text, log_level=0, limits=parser_limits)
 
 
 class _SlotGrammar:
     """Wraps a matcher so that looking ahead leaves no trace, and a token that ends the text never enters it."""
 
-    def __init__(self, matcher: "LLMatcher", eos_token_ids: tuple[int, ...]) -> None:
+    def __init__(self, matcher: "LLMatcher", compile_alone: "Callable[[], LLMatcher]", eos_token_ids: tuple[int, ...]) -> None:
         self._matcher = matcher
+        self._compile_alone = compile_alone
+        self._num_renewals = 0
+        self._taken: list[int] = []  # what the matcher has consumed
         self._eos_token_ids = eos_token_ids
         self._is_over = False  # a token that ends the text has been committed
         self._blind_at: int | None = None  # how many drafts ahead no mask could be made
@@ -92,15 +109,9 @@ class _SlotGrammar:
         return num_taken + is_end
 
     def masks(self, drafts: Sequence[int], first: int, num_rows: int) -> list[bytes]:
-        # On a copy, made in microseconds: a draft that leads into a limit must not end a request that is not going there.
-        ahead = self._matcher.deep_copy()
-        masks: list[bytes] = []
-        is_reached = self.failure is None and self._advance(ahead, drafts[:first]) == first
-        for position in range(first, first + num_rows):
-            masks.append(ahead.compute_bitmask() if is_reached else b"")
-            if is_reached and ahead.is_error():
-                masks[-1], self._blind_at = b"", position
-            is_reached = bool(masks[-1]) and self._advance(ahead, drafts[position : position + 1]) == 1
+        masks, self._blind_at = self._look_ahead(drafts, first, num_rows)
+        if self._blind_at is not None and self._renew():
+            masks, self._blind_at = self._look_ahead(drafts, first, num_rows)
         return masks
 
     def commit(self, token_ids: Sequence[int]) -> None:
@@ -112,11 +123,50 @@ class _SlotGrammar:
                 self._failure = _GAVE_UP
             elif token_id in self._eos_token_ids:
                 self._is_over = True
-            elif self._advance(self._matcher, (token_id,)) == 0:
-                self._failure = _LEFT
+            elif not self._take(token_id):
+                self._failure = _GAVE_UP if self._matcher.is_error() else _LEFT
+
+    def _look_ahead(self, drafts: Sequence[int], first: int, num_rows: int) -> tuple[list[bytes], int | None]:
+        """The masks, and how many drafts ahead a limit was met, if one was."""
+        # On a copy, made in microseconds, so that the drafts leave no trace but states of the lexer.
+        ahead = self._matcher.deep_copy()
+        masks: list[bytes] = []
+        blind_at: int | None = None
+        is_reached = self.failure is None and self._advance(ahead, drafts[:first]) == first
+        for position in range(first, first + num_rows):
+            masks.append(ahead.compute_bitmask() if is_reached else b"")
+            if is_reached and ahead.is_error():
+                masks[-1], blind_at = b"", position
+            draft = drafts[position : position + 1]
+            is_reached = bool(masks[-1]) and self._advance(ahead, draft) == 1
+            if draft and not is_reached and draft[0] not in self._eos_token_ids and _is_in(masks[-1], draft[0]):
+                blind_at = position + 1  # allowed, and could not be consumed
+        return masks, blind_at
+
+    def _take(self, token_id: int) -> bool:
+        is_taken = self._advance(self._matcher, (token_id,)) == 1
+        if not is_taken and self._renew():
+            is_taken = self._advance(self._matcher, (token_id,)) == 1
+        if is_taken:
+            self._taken.append(token_id)
+        return is_taken
+
+    def _renew(self) -> bool:
+        """Go on with a matcher of one's own if another request, or a draft that was not taken, has used up the lexer's states."""
+        probe = self._matcher.deep_copy()
+        probe.compute_bitmask()
+        if self._num_renewals == _MAX_RENEWALS or _LEXER_LIMIT not in probe.get_error():
+            return False
+        self._num_renewals += 1
+        self._matcher = self._compile_alone()
+        return self._advance(self._matcher, self._taken) == len(self._taken)
 
     def _advance(self, matcher: "LLMatcher", token_ids: Sequence[int]) -> int:
         """Take tokens as long as the grammar allows them and none ends the text; returns how many."""
         ends = [index for index, token_id in enumerate(token_ids) if token_id in self._eos_token_ids]
         wanted = list(token_ids[: ends[0]] if ends else token_ids)
         return matcher.try_consume_tokens(wanted) if wanted else 0
+
+
+def _is_in(mask: bytes, token_id: int) -> bool:
+    return token_id // 8 < len(mask) and mask[token_id // 8] >> token_id % 8 & 1 == 1

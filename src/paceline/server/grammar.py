@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Literal, cast
 
 from paceline.core.facts import EngineFacts
-from paceline.errors import BadInputError
+from paceline.errors import BadInputError, PacelineError
 from paceline.server.parsing.grammar import CallableFunction
-from paceline.server.worker import Worker, WorkerError, WorkerLimits, WorkerTimeoutError
+from paceline.server.worker import Worker, WorkerError, WorkerLimits, WorkerTimeoutError, WorkerUnavailableError
 
 COMPILE_LIMIT_S = 2.0
 """For one grammar. Common schemas take some milliseconds; the engine compiles it again, and serves nobody else meanwhile."""
@@ -26,6 +26,8 @@ _START_LIMIT_S = 60.0  # reading the tokenizer takes seconds on a busy machine
 _NO_PARAMETERS: dict[str, object] = {"type": "object", "properties": {}, "additionalProperties": False}
 _CHILD = "paceline.server.grammar_child"
 _INVALID = "InvalidGrammarError"  # the child's; to import it would import the compiler
+_UNPREPARED = "UnpreparedError"  # likewise: the child is a new one
+_MAX_ATTEMPTS = 3  # with a child that somebody else's grammar may end in between
 _LIMITS = WorkerLimits(memory_bytes=1 << 30, max_answer_bytes=1024)
 _MAX_VERDICTS = 4096  # kept, of at most _MAX_MESSAGE_CHARS each
 _MAX_MESSAGE_CHARS = 300
@@ -75,6 +77,10 @@ def _guided(schema: dict[str, object], is_lenient: bool) -> dict[str, object]:
     return {**schema, "x-guidance": {"whitespace_pattern": WHITE_SPACE, "lenient": is_lenient}}
 
 
+class _UndecidedError(PacelineError):
+    """The check of a grammar did not come to its end, which may be the machine's fault: no verdict to be remembered."""
+
+
 class GrammarCheck:
     """Has grammars compiled, and remembers the verdicts. From one event loop; `close` ends the process."""
 
@@ -96,12 +102,18 @@ class GrammarCheck:
 
     async def check(self, grammar: str, param: str) -> None:
         """Raises BadInputError for a grammar that cannot be followed; `param` is the field to name."""
-        encoded = grammar.encode()
+        try:
+            encoded = grammar.encode()
+        except UnicodeEncodeError:
+            raise BadInputError(f"{param}: has half of a surrogate pair, which is no character; remove it", param=param) from None
         if len(encoded) > MAX_GRAMMAR_BYTES:
             raise BadInputError(f"{param}: makes {len(encoded):,} bytes, limit {MAX_GRAMMAR_BYTES:,}; shorten it", param=param)
         digest = hashlib.sha256(encoded).digest()
         if digest not in self._verdicts:
-            self._verdicts[digest] = await self._compile(grammar)
+            try:
+                self._verdicts[digest] = await self._compile(grammar)
+            except _UndecidedError as error:
+                raise BadInputError(f"{param}: {error}", param=param, code="invalid_grammar") from None
             if len(self._verdicts) > _MAX_VERDICTS:
                 self._verdicts.popitem(last=False)
         self._verdicts.move_to_end(digest)
@@ -110,16 +122,33 @@ class GrammarCheck:
             raise BadInputError(f"{param}: {fault}", param=param, code="invalid_grammar")
 
     async def _compile(self, grammar: str) -> str | None:
-        """What is wrong with a grammar; None: nothing."""
-        await self._worker.call(self._request(None), _START_LIMIT_S)
+        """What is wrong with a grammar; None: nothing. Raises _UndecidedError, WorkerUnavailableError."""
+        for _ in range(_MAX_ATTEMPTS):
+            fault = await self._prepare()
+            if fault is not None:
+                return fault
+            try:
+                await self._worker.call(self._request(grammar), COMPILE_LIMIT_S)
+                return None
+            except WorkerTimeoutError:
+                raise _UndecidedError(f"took more than {COMPILE_LIMIT_S:g} s to compile; simplify it") from None
+            except WorkerError as error:
+                if error.kind == _INVALID:
+                    return f"cannot be followed: {str(error)[:_MAX_MESSAGE_CHARS]}"
+                if error.kind != _UNPREPARED:
+                    raise _UndecidedError("takes more memory to compile than there is for it; simplify it") from None
+        raise WorkerUnavailableError("other requests' grammars kept ending the process that checks them; send the request again later")
+
+    async def _prepare(self) -> str | None:
+        """Have the tokenizer read, in a time of its own; returns why this model's cannot be used."""
         try:
-            await self._worker.call(self._request(grammar), COMPILE_LIMIT_S)
-        except WorkerTimeoutError:
-            return f"took more than {COMPILE_LIMIT_S:g} s to compile; simplify it"
+            await self._worker.call(self._request(None), _START_LIMIT_S)
         except WorkerError as error:
-            if error.kind == _INVALID:
-                return f"cannot be followed: {str(error)[:_MAX_MESSAGE_CHARS]}"
-            return "takes more memory to compile than there is for it; simplify it"
+            if error.kind == WorkerError.DIED or isinstance(error, WorkerTimeoutError):
+                raise WorkerUnavailableError(
+                    "the tokenizer could not be read for structured output; the server's log may say why"
+                ) from None
+            return f"structured output cannot be had from this model's tokenizer: {str(error)[:_MAX_MESSAGE_CHARS]}"
         return None
 
     def _request(self, grammar: str | None) -> bytes:

@@ -13,12 +13,18 @@ class InvalidGrammarError(Exception):
     """The grammar cannot be compiled within the limits, or allows no text."""
 
 
+class UnpreparedError(Exception):
+    """The tokenizer has not been read yet, which takes longer than a grammar may."""
+
+
 def run(request: bytes) -> bytes:
     """Check the grammar of a request of `grammar.py`: an object of `tokenizer`, `vocab_size`, `eos_token_ids`, `grammar`.
 
-    Without `grammar` only the tokenizer is read. Raises InvalidGrammarError.
+    Without `grammar` only the tokenizer is read. Raises InvalidGrammarError, UnpreparedError.
     """
     fields = json.loads(request)
+    if fields["grammar"] is not None and _tokenizer.cache_info().currsize == 0:
+        raise UnpreparedError
     tokenizer = _tokenizer(fields["tokenizer"], fields["vocab_size"], tuple(fields["eos_token_ids"]))
     if fields["grammar"] is None:
         return b""

@@ -22,7 +22,7 @@ from paceline.speculative import adjust
 from paceline.speculative.drafters import draft_model, ngram
 from paceline.speculative.noise import gumbel
 from tests.fakes import token_engine
-from tests.fakes.tiny_models import EOS_TOKEN_ID
+from tests.fakes.tiny_models import EOS_TOKEN_ID, make_tiny_model
 from tests.fakes.token_engine import Engine, FullDraftLength, Models, RandomDraftLength, engine, make_models
 
 DRAFTERS = ("none", "ngram", "draft_model")
@@ -269,6 +269,49 @@ def test_a_bad_grammar_ends_its_own_request_only(models: Models, monkeypatch: py
     errors, others = failed(models, GRAMMARS["calls"])
     assert all("too complex" in error for error in errors)
     assert others == healthy
+
+
+HUNGRY = LLMatcher.grammar_from_lark("start: /(.*[aeiou].{14})+/")
+"""Each new letter makes new states of its lexer, which all matchers of the text share."""
+
+
+def hungry_start(grammars: Grammars) -> grammar.TokenGrammar:
+    return grammars.start(HUNGRY, [])
+
+
+def go_on(slot: grammar.TokenGrammar, letters: Sequence[int]) -> str | None:
+    for letter in letters:
+        if slot.failure is None:
+            slot.masks([], 0, 1)
+            slot.commit([letter])
+    return slot.failure
+
+
+def test_a_request_that_meets_a_limit_leaves_others_with_its_grammar_alone(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar.limits, "MAX_LEXER_STATES", 300)
+    grammars = Grammars(models.target / "tokenizer.json", 320, [EOS_TOKEN_ID])
+    letters = [Tokenizer.from_file(str(models.target / "tokenizer.json")).token_to_id(letter) for letter in "abcdefghij"]
+    mixed = [letters[(7 * i * i + i // 3) % 10] for i in range(400)]
+    early = hungry_start(grammars)
+    assert go_on(early, letters[:3]) is None
+    assert "too complex" in (go_on(hungry_start(grammars), mixed) or "")
+    assert go_on(early, letters[3:6]) is None
+    late = hungry_start(grammars)
+    late.masks([], 0, 1)
+    assert "too complex" in (go_on(hungry_start(grammars), mixed) or "")
+    late.commit(letters[:1])
+    assert late.failure is None, "the limit was met between the mask and the token"
+    assert go_on(hungry_start(grammars), letters[:6]) is None
+
+
+def test_a_forced_token_that_the_draft_model_lacks(tmp_path: Path) -> None:
+    """Tokens may be named by number, padding of the target's vocabulary too; the draft model's may be shorter."""
+    models = Models(make_tiny_model(tmp_path / "target", vocab_size=352), make_tiny_model(tmp_path / "draft", vocab_size=320))
+    (models.target / "tokenizer.json").write_bytes((models.draft / "tokenizer.json").read_bytes())
+    sampling = replace(GREEDY, grammar=LLMatcher.grammar_from_lark('start: "ab" <[340]> "xyz"\n'))
+    for draft in DRAFTERS:
+        for tokens in Engine(models, engine(draft), FullDraftLength(0)).run(requests(sampling)):
+            assert tokens[2] == 340
 
 
 def test_compiled_grammars_are_bounded(tmp_path: Path, models: Models) -> None:

@@ -271,6 +271,15 @@ async def test_one_failed_request_is_an_error_and_the_next_one_is_served(speak: 
     assert (await site.post(CHAT, chat_body())).status == 200
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_that_the_engine_cannot_go_on_with_is_its_own_fault(speak: Callable[..., Site], stream: bool) -> None:
+    """A grammar that grows beyond its limits, for one."""
+    answer = await speak(faults=Faults(fail_after=2, is_refusal=True)).post(CHAT, chat_body(stream=stream))
+    error = answer.events()[-1]["error"] if stream else answer.json()["error"]
+    assert (error["type"], error["message"]) == ("invalid_request_error", "step 17 went wrong")
+    assert answer.status == (200 if stream else 400)
+
+
 async def test_an_engine_that_ends_without_a_reason_is_an_error(speak: Callable[..., Site], monkeypatch: pytest.MonkeyPatch) -> None:
     site = speak()
     monkeypatch.setattr(FakeEngine, "_deltas", lambda *_: [])

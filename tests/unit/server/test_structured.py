@@ -111,6 +111,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"guided_json": {"type": "strin"}}, "guided_json"),
     ({"guided_json": "{"}, "guided_json"),
     ({"guided_json": 5}, "guided_json"),
+    ({"guided_json": r'{"enum": ["\ud800"]}'}, "guided_json"),
     ({"guided_json": {"$ref": "#"}}, "guided_json"),
     ({"guided_json": {"$ref": "http://localhost:1/x"}}, "guided_json"),
     ({"guided_json": {"type": "object", "properties": {"a": False}, "required": ["a"]}}, "guided_json"),
@@ -152,7 +153,35 @@ async def test_one_that_takes_too_long(child_processes: None, structured: Site, 
         answer = await structured.post(COMPLETIONS, body_for(COMPLETIONS, guided_json=many))
     assert answer.status == 400
     assert "took more than 0.01 s to compile" in answer.json()["error"]["message"]
+    assert (await structured.post(COMPLETIONS, body_for(COMPLETIONS, guided_json=many))).status == 200, "a busy machine is no verdict"
     assert (await structured.post(COMPLETIONS, body_for(COMPLETIONS, guided_regex="b"))).status == 200
+
+
+async def test_a_child_that_ends_between_reading_the_tokenizer_and_compiling(structured: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another request's grammar may end it: reading the tokenizer again must not count as this one's time."""
+    honest, num_ends = server_grammar.Worker.call, 0
+
+    async def call(self: server_grammar.Worker, request: bytes, timeout_s: float) -> bytes:
+        nonlocal num_ends
+        if json.loads(request)["grammar"] is not None and num_ends < 2:
+            num_ends += 1
+            async with self._lock:
+                await self._end_child()
+        return await honest(self, request, timeout_s)
+
+    monkeypatch.setattr(server_grammar.Worker, "call", call)
+    assert (await structured.post(COMPLETIONS, body_for(COMPLETIONS, guided_regex="a"))).status == 200
+    num_ends = -1
+    answer = await structured.post(COMPLETIONS, body_for(COMPLETIONS, guided_regex="b"))
+    assert (num_ends, answer.status) == (2, 503)
+
+
+async def test_a_model_whose_tokenizer_has_no_grammars(make_site: Callable[..., Site]) -> None:
+    site = make_site(FakeEngine(replace(FACTS, eos_token_ids=())))
+    answer = await site.post(COMPLETIONS, body_for(COMPLETIONS, guided_regex="a"))
+    await site.server.close()
+    assert answer.status == 400
+    assert "structured output cannot be had from this model's tokenizer" in answer.json()["error"]["message"]
 
 
 async def test_verdicts_are_remembered_and_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,7 +106,7 @@ class DraftModelDrafter:
             going_on = [(row, draft) for row, draft in zip(drafting, host_ints(drafts), strict=True) if row.num_drafts > position + 1]
             if not going_on:
                 break
-            inputs = [RowInput([draft], row.length + position, slots[row.slot].page_ids, 1) for row, draft in going_on]
+            inputs = [RowInput(self._known([draft]), row.length + position, slots[row.slot].page_ids, 1) for row, draft in going_on]
             logits = self._forward.run(build_batch(inputs, self._kv.page_size), self._kv).logits
             drafting = [row for row, _ in going_on]
             for row in drafting:
