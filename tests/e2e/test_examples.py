@@ -25,6 +25,13 @@ def test_the_openai_client(real_server: RunningServer) -> None:
     assert printed.lower().count("red, green, blue") >= 1
 
 
+def test_a_predicted_output(real_server: RunningServer) -> None:
+    printed = output_of(sys.executable, str(EXAMPLES / "predicted_output.py"), url=real_server.url)
+    assert "Yours, Boris" in printed
+    (accepted,) = re.findall(r"of those predicted (\d+) stood", printed)
+    assert int(accepted) > 20
+
+
 def test_curl(real_server: RunningServer) -> None:
     printed = output_of("bash", str(EXAMPLES / "curl.sh"), url=real_server.url)
     assert "Paris" in printed

@@ -11,6 +11,6 @@ def test_no_request_breaks_the_engine(tiny_folder: Path) -> None:
     with serve([str(tiny_folder), "--served-model-name", "tiny", "--max-model-len", "64"]) as server:
         result = tour(server.url, max_examples=20, phases=("fuzzing",))
         assert not result.failures, "\n\n".join(result.failures[:5])
-        assert result.statuses["POST /v1/completions"][200] > 5
-        assert result.statuses["POST /v1/chat/completions"][200] > 5
+        assert result.statuses["POST /v1/completions"][200] > 2
+        assert result.statuses["POST /v1/chat/completions"][200] > 2
         assert server.get("/health")[0] == 200

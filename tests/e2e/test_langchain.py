@@ -1,11 +1,11 @@
-"""LangChain's ChatOpenAI against the real model: answers, streams, batches, tools and errors."""
+"""LangChain's ChatOpenAI against the real model: answers, streams, batches, tools, structured output and errors."""
 
 import openai
 import pytest
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage, SystemMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
-from pydantic import SecretStr
+from pydantic import BaseModel, Field, SecretStr
 
 from tests.e2e.conftest import DEFAULT_MODEL, RunningServer
 
@@ -97,3 +97,28 @@ def test_a_tool_is_called_and_its_result_is_read(model_with_tools: ChatOpenAI) -
     result = get_weather.invoke(call)
     told = offered.invoke([*conversation, answer, result])
     assert "18 degrees" in told.text
+
+
+class City(BaseModel):
+    """A city and its country."""
+
+    name: str = Field(max_length=20)
+    country: str = Field(max_length=20)
+
+
+def test_structured_output(model: ChatOpenAI, model_with_tools: ChatOpenAI) -> None:
+    """By schema, LangChain's default; by a function that must be called; and any object."""
+    question = "Which city is the capital of France?"
+    by_schema = model.with_structured_output(City, include_raw=True).invoke(question)
+    assert isinstance(by_schema, dict) and by_schema["parsing_error"] is None
+    assert City.model_validate_json(by_schema["raw"].text) == by_schema["parsed"]
+    by_call = model_with_tools.with_structured_output(City, method="function_calling").invoke(question)
+    assert isinstance(by_call, City)
+    any_object = model.with_structured_output(None, method="json_mode").invoke('Repeat this JSON object: {"name": "Paris"}')
+    assert isinstance(any_object, dict)
+
+
+def test_a_call_of_some_tool_is_forced(model_with_tools: ChatOpenAI) -> None:
+    answer = model_with_tools.bind_tools([get_weather], tool_choice="any").invoke("What is the weather in Paris?")
+    assert isinstance(answer, AIMessage)
+    assert [call["name"] for call in answer.tool_calls] == ["get_weather"]

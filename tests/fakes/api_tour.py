@@ -23,7 +23,8 @@ from schemathesis.generation.case import Case
 
 ALIVE_WITHIN_S = 1.0
 _MAX_BUILT_ITEMS = 300  # schemathesis builds lists of the largest size, and some of ours may have thousands; test_hostile.py has those
-_PHASES = ("examples", "coverage", "fuzzing", "stateful")
+_READ_BY_OTHERS = ("/tokenize", "/v1/messages/count_tokens")  # what is in these bodies is read as in chat's and in messages'
+_PHASES = ("examples", "coverage", "fuzzing")
 
 # Some rules of a good body lie outside JSON schema: two fields that do not go together, a token id that the model lacks, the context.
 _CHECKS = {
@@ -49,19 +50,18 @@ class Tour:
         return sorted(route for route, counts in self.statuses.items() if not counts[200])
 
     def add(self, event: events.ScenarioFinished) -> None:
-        for interaction in event.recorder.interactions.values():
+        recorder = event.recorder
+        for case_id, interaction in recorder.interactions.items():
+            route = recorder.cases[case_id].value.operation.label
             if interaction.response is None:
-                self.failures.append(f"{event.recorder.label}: no answer")
+                self.failures.append(f"{route}: no answer")
             else:
-                self.statuses.setdefault(event.recorder.label, Counter())[interaction.response.status_code] += 1
-        for checks in event.recorder.checks.values():
-            for check in checks:
+                self.statuses.setdefault(route, Counter())[interaction.response.status_code] += 1
+            for check in recorder.checks.get(case_id, ()):
                 if check.status is Status.FAILURE and check.failure_info is not None:
                     failure = check.failure_info.failure
-                    self.failures.append(
-                        f"{event.recorder.label}: {check.name}: {failure.title}: {failure.message[:600]}\n"
-                        f"{check.failure_info.code_sample[:1500]}"
-                    )
+                    what = f"{route}: {check.name}: {failure.title}: {failure.message[:600]}"
+                    self.failures.append(f"{what}\n{check.failure_info.code_sample[:1500]}")
 
 
 @schemathesis.check
@@ -93,7 +93,7 @@ def tour(url: str, max_examples: int, phases: Collection[str] = _PHASES, path: s
     """Send what follows from the description of the server at `url`.
 
     `phases`: `examples` are those of the description, `coverage` each boundary of each field, `fuzzing` `max_examples` random requests per
-    route, `stateful` sequences in which an answer names the next request. `path`: this route only.
+    route. `path`: this route only.
     """
     config = SchemathesisConfig.from_dict(
         {
@@ -103,8 +103,11 @@ def tour(url: str, max_examples: int, phases: Collection[str] = _PHASES, path: s
             "generation": {"deterministic": True, "max-examples": max_examples, "database": "none", "no-shrink": True},
             "checks": _CHECKS,
             "output": {"sanitization": {"enabled": False}},
-            "phases": {phase: {"enabled": phase in phases} for phase in _PHASES},
-            "operations": [{"include-path": "/stats", "max-stream-events": 1}],  # it has one a second, for ever
+            "phases": {phase: {"enabled": phase in phases} for phase in (*_PHASES, "stateful")},
+            "operations": [
+                {"include-path": "/stats", "max-stream-events": 1},  # it has one a second, for ever
+                *({"include-path": path, "phases": {"coverage": {"enabled": False}}} for path in _READ_BY_OTHERS),
+            ],
         }
     )
     document = httpx.get(f"{url}/openapi.json", timeout=10).json()

@@ -136,8 +136,8 @@ class Server:
                 detail = f"{request.method} {request.scope['path'][:100]} is no route of this server; GET /openapi.json lists them"
             response = self._error_response(answer_for_status(error.status_code, detail), request.scope)
             response.headers.update(error.headers or {})
-            if error.status_code == 405:  # the framework names the methods of the first route of a path only
-                response.headers["allow"] = ", ".join(_methods(routes, request.scope))
+            if error.status_code == 405:
+                response.headers["allow"] = _allowed_methods(routes, request)
             return response
 
         routes.add_exception_handler(PacelineError, on_error)
@@ -245,11 +245,11 @@ class Server:
         return _json(error.body if scope is None else error_body(error, scope), error.status, headers)
 
 
-def _methods(routes: FastAPI, scope: Scope) -> list[str]:
-    """The methods that a path can be asked with."""
-    fitting = [route for route in routes.routes if isinstance(route, Route) and route.matches(scope)[0] is not Match.NONE]
-    return sorted({method for route in fitting for method in route.methods or ()})
-
-
 def _verdict(health: Health) -> Response:
     return _json(answers.health(health.is_healthy, health.reason), 200 if health.is_healthy else 503)
+
+
+def _allowed_methods(routes: FastAPI, request: Request) -> str:
+    """Of all routes with the request's path; Starlette names those of the first one."""
+    found = (route for route in routes.routes if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE)
+    return ", ".join(sorted({method for route in found for method in route.methods or ()}))

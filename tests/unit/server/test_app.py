@@ -322,6 +322,11 @@ async def test_unknown_paths_and_methods(site: Site) -> None:
         assert answer.json()["error"]["type"] == "invalid_request_error"
 
 
+async def test_a_wrong_method_names_all_right_ones(site: Site) -> None:
+    answer = await site.post("/v1/responses/resp_1", {}, method="PATCH")
+    assert (answer.status, answer.headers["allow"]) == (405, "DELETE, GET")
+
+
 async def test_draining_refuses_new_work(site: Site) -> None:
     site.in_flight.is_draining = True
     answer = await site.post(COMPLETIONS, {"prompt": "x"})

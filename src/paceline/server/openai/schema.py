@@ -156,6 +156,17 @@ _ANSWERS = {
     "/infer": "InferAnswer",
 }
 _OTHER_ANSWERS: dict[str, Schema] = {"/metrics": {_TEXT: {"schema": _STRING}}}
+_HELLO = [{"role": "user", "content": "Say hello."}]
+_EXAMPLES: dict[str, Schema] = {  # of request bodies
+    "/v1/completions": {"prompt": "Once upon a time", "max_tokens": 16},
+    "/v1/chat/completions": {"messages": _HELLO, "max_tokens": 16},
+    "/v1/responses": {"input": "Say hello.", "max_output_tokens": 16},
+    "/v1/messages": {"messages": _HELLO, "max_tokens": 16},
+    "/v1/messages/count_tokens": {"messages": _HELLO},
+    "/tokenize": {"prompt": "Once upon a time"},
+    "/detokenize": {"tokens": [1, 2, 3]},
+    "/infer": {"prompt": "Once upon a time", "max_length": 16},
+}
 _VERDICTS = ("/health", "/ready")  # their 503 is an answer, too
 
 
@@ -165,6 +176,8 @@ def describe_answers(document: dict[str, Any], body_schemas: Mapping[str, Any], 
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
             operation["responses"] = _responses(path, method, _content(path, method, operation, body_schemas))
+            if path in _EXAMPLES and method == "post":
+                operation["requestBody"]["content"][_JSON]["example"] = _EXAMPLES[path]
             for parameter in operation.get("parameters", ()):
                 if parameter["in"] == "path" and path.startswith("/v1/models/"):
                     parameter["example"] = model_name

@@ -34,7 +34,7 @@ class Function(Struct, frozen=True, gc=False):
 
     name: ToolName
     description: str | None = None
-    parameters: Annotated[Raw, Meta(extra_json_schema={"type": "object"})] = msgspec.field(default_factory=_absent)
+    parameters: Annotated[Raw, Meta(extra_json_schema={"type": ["object", "null"]})] = msgspec.field(default_factory=_absent)
     strict: bool | None = None
 
 

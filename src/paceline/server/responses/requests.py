@@ -190,10 +190,15 @@ def chat_request(request: ResponseRequest, earlier: Sequence[Item]) -> ChatCompl
 def response_format(text: ResponseTextOptions | None) -> ResponseFormat | None:
     """`text.format` as chat's `response_format`; None for plain text. Raises BadInputError."""
     given = None if text is None else text.format
-    if given is None or given.type == "text":
+    if given is None:
         return None
-    if given.type == "json_object":
-        return JsonObjectFormat()
+    if given.type != "json_schema":
+        if bytes(given.schema) != _NULL:
+            param = "text.format.schema"
+            raise BadInputError(
+                f"{param}: a schema only goes with the type json_schema; send that type, or leave the schema out", param=param
+            )
+        return JsonObjectFormat() if given.type == "json_object" else None
     for name, is_missing in (("name", given.name is None), ("schema", bytes(given.schema) == _NULL)):
         if is_missing:
             raise BadInputError(f"text.format.{name}: the field is missing", param=f"text.format.{name}")
