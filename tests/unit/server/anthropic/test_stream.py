@@ -199,7 +199,7 @@ async def test_shut_down_says_so(speak: Callable[..., Site]) -> None:
     stream, whole = site.open(PATH, body(stream=True)), site.open(PATH, body())
     async with asyncio.timeout(5):
         await stream.num_chunks(2)
-        while len(site.in_flight) < 2:  # what is still being prepared has nothing to interrupt
+        while len(site.in_flight) < 2:  # noqa: ASYNC110 - what is still being prepared has nothing to interrupt
             await asyncio.sleep(0.001)
         site.in_flight.interrupt_all()
         await asyncio.gather(stream.task, whole.task)
