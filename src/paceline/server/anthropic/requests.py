@@ -203,10 +203,11 @@ def schemas(ref_template: str) -> tuple[dict[str, object], dict[str, object], di
     """JSON schemas of the two bodies, the one of messages first, and what they refer to by name."""
     ours = ref_template.format(name=_PREFIX + "{name}")  # some types have namesakes in OpenAI's API
     (messages, prompt), named = msgspec.json.schema_components((MessagesRequest, PromptRequest), ref_template=ours)
-    for kind in (MessagesRequest, PromptRequest):
-        for name in _REFUSED:
-            del named[kind.__name__]["properties"][name]
-    del named[PromptRequest.__name__]["properties"]["stream"]  # it is skipped there
+    for name in _REFUSED:
+        del named[MessagesRequest.__name__]["properties"][name]
+    for name in GenerationRequest.__struct_fields__:
+        if name != "model":
+            del named[PromptRequest.__name__]["properties"][name]  # a count does not depend on them
     return messages, prompt, {_PREFIX + name: schema for name, schema in named.items()}
 
 

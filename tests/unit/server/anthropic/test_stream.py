@@ -197,9 +197,12 @@ async def test_a_late_stream_ends_in_good_order(speak: Callable[..., Site]) -> N
 async def test_shut_down_says_so(speak: Callable[..., Site]) -> None:
     site = speak(TEXT, faults=Faults(hang_after=3))
     stream, whole = site.open(PATH, body(stream=True)), site.open(PATH, body())
-    await stream.num_chunks(2)
-    site.in_flight.interrupt_all()
-    await asyncio.gather(stream.task, whole.task)
+    async with asyncio.timeout(5):
+        await stream.num_chunks(2)
+        while len(site.in_flight) < 2:  # noqa: ASYNC110 - what is still being prepared has nothing to interrupt
+            await asyncio.sleep(0.001)
+        site.in_flight.interrupt_all()
+        await asyncio.gather(stream.task, whole.task)
     assert read_events(stream.answer.body)[-1]["error"]["type"] == "overloaded_error"
     assert whole.answer.status == 503
     assert json.loads(whole.answer.body)["error"]["type"] == "overloaded_error"
