@@ -89,11 +89,11 @@ def stream_holds_no_error(ctx: CheckContext, response: Response, case: Case) -> 
                 assert not event.get("error") and event.get("type") != "error", data[:300]
 
 
-def tour(url: str, max_examples: int, phases: Collection[str] = _PHASES, path: str | None = None) -> Tour:
+def tour(url: str, max_examples: int, phases: Collection[str] = _PHASES, paths: Collection[str] | None = None) -> Tour:
     """Send what follows from the description of the server at `url`.
 
     `phases`: `examples` are those of the description, `coverage` each boundary of each field, `fuzzing` `max_examples` random requests per
-    route. `path`: this route only.
+    route. `paths`: these routes only.
     """
     config = SchemathesisConfig.from_dict(
         {
@@ -111,7 +111,7 @@ def tour(url: str, max_examples: int, phases: Collection[str] = _PHASES, path: s
         }
     )
     document = httpx.get(f"{url}/openapi.json", timeout=10).json()
-    document["paths"] = {name: operations for name, operations in document["paths"].items() if path in (None, name)}
+    document["paths"] = {path: operations for path, operations in document["paths"].items() if paths is None or path in paths}
     _forget_large_sizes(document)
     schema = schemathesis.openapi.from_dict(document, config=config)
     schema.config.update(base_url=url)

@@ -31,7 +31,7 @@ def test_the_tour_notices_a_broken_engine(folder: Path) -> None:
         raise RuntimeError("no answer")
 
     with Served(lambda: FakeEngine(answer=fail), folder, CONFIG) as served:
-        result = tour(served.url, max_examples=1, phases=("fuzzing",), path="/v1/completions")
+        result = tour(served.url, max_examples=1, phases=("fuzzing",), paths=["/v1/completions"])
     found = {failure.split(": ")[1] for failure in result.failures}
     assert {"not_a_server_error", "next_request_succeeds"} <= found
     assert result.never_answered == ["POST /v1/completions"]
