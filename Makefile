@@ -29,8 +29,9 @@ setup: $(VENV)/.dev
 serve: $(VENV)/.core
 	@exec $(BIN)/paceline serve $(if $(PORT),--port $(PORT)) $(ARGS)
 
+# Files in the order of their names: xdist would begin with those of many tests, and the longest have few.
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest tests/unit --numprocesses=auto --dist=loadfile $(ARGS)
+	$(BIN)/python -m pytest tests/unit --numprocesses=auto --dist=loadfile --no-loadscope-reorder $(ARGS)
 	$(BIN)/python -m pytest tests/e2e $(ARGS)
 
 test-system: $(VENV)/.dev

@@ -1,5 +1,6 @@
 """The house keeps its own rules: limits and contracts find what is planted against them, and pins agree with ranges."""
 
+import ast
 import importlib.util
 import os
 import re
@@ -150,3 +151,31 @@ def test_the_architecture_page_names_every_folder() -> None:
     assert folders
     missing = [name for name in folders if f"`{name}/`" not in text]
     assert missing == []
+
+
+def defined_tests(path: Path) -> set[str]:
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    return {node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, functions) and node.name.startswith("test_")}
+
+
+def case_rows() -> list[list[str]]:
+    """The cells of every row of docs/cases.md, without the heads of its tables."""
+    lines = [line for line in (ROOT / "docs/cases.md").read_text().splitlines() if line.startswith("|")]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return [row for row in rows if row[0] != "seen in" and set(row[0]) != {"-"}]
+
+
+def test_the_page_of_cases_names_tests_that_exist() -> None:
+    rows = case_rows()
+    named = [row[4].split(", ") for row in rows if len(row) == 5]
+    assert len(named) > 30
+    assert {len(row) for row in rows} == {3, 5}, "a case has a test, or stands among those out of reach with the reason"
+    for test in (test for tests in named for test in tests):
+        path, _, name = test.partition("::")
+        assert name in defined_tests(ROOT / path), test
+
+
+def test_every_case_has_a_public_reference() -> None:
+    for row in case_rows():
+        assert re.search(r"[\w.-]+#\d+|^the same|^\(", row[0]), row
+        assert all(row), row

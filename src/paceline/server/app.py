@@ -8,18 +8,20 @@ from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Match, Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Scope
 
 from paceline import __version__
 from paceline.config import ServerConfig, is_loopback
 from paceline.errors import BadInputError, NotFoundError, PacelineError
 from paceline.metrics.prometheus import CONTENT_TYPE, Snapshot, render
 from paceline.metrics.requests import RequestMetrics
+from paceline.server.anthropic.errors import error_body
+from paceline.server.anthropic.routes import MessagesRoutes, Parts
 from paceline.server.chat import Job, Preparation
 from paceline.server.edge import Edge
 from paceline.server.engine_port import Engine
 from paceline.server.exchange import json_response as _json
-from paceline.server.exchange import read_request as _read
+from paceline.server.exchange import read_request
 from paceline.server.generation import Generation
 from paceline.server.health import Health, HealthCheck
 from paceline.server.infer import InferRequest, InferResponse, InferStream, read_infer
@@ -67,6 +69,8 @@ class Server:
         self._in_flight = in_flight
         self._preparation = Preparation(model_folder, engine.facts, self.model_name, config.engine.seed)
         self._created_s = int(time.time())
+        parts = Parts(self._preparation, self._generation, self._refusal, in_flight, self.metrics, self.model_name)
+        self._messages = MessagesRoutes(parts)
         core = Core(self.model_name, self._preparation, in_flight, self.metrics, self._generation, self._refusal, self._error_response)
         self._responses = ResponseRoutes(core, ResponseStore(config.responses_memory_bytes))
         # No docs pages: they would load from a CDN.
@@ -115,22 +119,22 @@ class Server:
         ):
             routes.add_api_route(path, endpoint, methods=["GET"], response_class=Response)
         routes.add_api_route("/stats", self.get_stats, methods=["GET"], response_class=Response, openapi_extra={"parameters": [_STREAM]})
-        responses = self._responses.add_to(routes, _REF)
+        messages, responses = self._messages.add_to(routes, _REF), self._responses.add_to(routes, _REF)
         described: dict[str, object] = {}
-        for name, schema in (*named.items(), *more.items(), *responses.items()):
+        for name, schema in (*named.items(), *more.items(), *messages.items(), *responses.items()):
             assert described.setdefault(name, schema) == schema, f"two things are called {name}"
         describe_answers(routes.openapi(), described, self.model_name)  # kept there, and served as it is
 
     def _add_error_handlers(self, routes: FastAPI) -> None:
-        async def on_error(_: Request, error: Exception) -> Response:
-            return self._error_response(answer_for(error))
+        async def on_error(request: Request, error: Exception) -> Response:
+            return self._error_response(answer_for(error), request.scope)
 
         async def on_http_error(request: Request, error: Exception) -> Response:
             assert isinstance(error, HTTPException)
             detail = error.detail
             if error.status_code in (404, 405):
                 detail = f"{request.method} {request.scope['path'][:100]} is no route of this server; GET /openapi.json lists them"
-            response = self._error_response(answer_for_status(error.status_code, detail))
+            response = self._error_response(answer_for_status(error.status_code, detail), request.scope)
             response.headers.update(error.headers or {})
             if error.status_code == 405:
                 response.headers["allow"] = _allowed_methods(routes, request)
@@ -142,17 +146,17 @@ class Server:
 
     async def create_completion(self, request: Request) -> Response:
         """OpenAI's completions: text or token ids in, text out."""
-        body = await _read(request, read_completion)
+        body = await read_request(request, read_completion)
         return self._answer(body, await self._preparation.completion(body), is_chat=False)
 
     async def create_chat_completion(self, request: Request) -> Response:
         """OpenAI's chat completions."""
-        body = await _read(request, read_chat_completion)
+        body = await read_request(request, read_chat_completion)
         return self._answer(body, await self._preparation.chat(body), is_chat=True)
 
     async def tokenize(self, request: Request) -> Response:
         """vLLM's: the tokens of a text or of a chat."""
-        body, chat = await _read(request, read_tokenize)
+        body, chat = await read_request(request, read_tokenize)
         self._preparation.check_model(body.model)
         if chat is None:
             token_ids = await self._preparation.text_prompt(body.prompt or "", body.add_special_tokens is not False)
@@ -163,13 +167,13 @@ class Server:
 
     async def detokenize(self, request: Request) -> Response:
         """vLLM's: the text of tokens."""
-        body = await _read(request, read_detokenize)
+        body = await read_request(request, read_detokenize)
         self._preparation.check_model(body.model)
         return _json(detokenize_answer(await self._preparation.decode(body.token_ids())))
 
     async def infer(self, request: Request) -> Response:
         """A prompt's text, and what it took."""
-        body = await _read(request, read_infer)
+        body = await read_request(request, read_infer)
         job = await self._preparation.completion(body.as_completion(), "max_length")
         refusal = self._refusal()
         if refusal is not None:
@@ -234,10 +238,11 @@ class Server:
             return StreamResponse(generation, envelope, self._in_flight, self.metrics, options)
         return BodyResponse(generation, envelope, self._in_flight, self.metrics)
 
-    def _error_response(self, error: ErrorAnswer) -> Response:
+    def _error_response(self, error: ErrorAnswer, scope: Scope | None = None) -> Response:
+        """`scope`: of a request that may be one of Anthropic's API."""
         self.metrics.error(error.kind)
         headers = {} if error.retry_after_s is None else {"retry-after": str(error.retry_after_s)}
-        return _json(error.body, error.status, headers)
+        return _json(error.body if scope is None else error_body(error, scope), error.status, headers)
 
 
 def _verdict(health: Health) -> Response:

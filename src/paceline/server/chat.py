@@ -18,15 +18,17 @@ from tokenizers import Tokenizer
 from paceline.core.facts import EngineFacts
 from paceline.core.request import Request, SamplingParams
 from paceline.errors import BadInputError, NotFoundError
+from paceline.server.continuation import mark_end, up_to_mark
 from paceline.server.detokenize import Vocabulary
 from paceline.server.grammar import GrammarCheck, callable_functions
 from paceline.server.openai.requests import MAX_CHOICES, ChatCompletionRequest, CompletionRequest, GenerationRequest
-from paceline.server.openai.tool_requests import ChatMessage, ToolOffer, num_chars, template_messages, tool_offer
+from paceline.server.openai.tool_requests import ToolOffer, num_chars, template_messages, tool_offer
 from paceline.server.parsing.deltas import OutputParser, PlainParser
 from paceline.server.parsing.formats import TOOL_PARSERS, output_format
 from paceline.server.parsing.grammar import ANSWER, CALLS, Tags, call_rules, composed, top_rules
+from paceline.server.parsing.one_call import OneCallParser
 from paceline.server.sampling import banned_sequences, check_options, check_token_ids, for_choice, sampling_params
-from paceline.server.template import load_chat_template
+from paceline.server.template import ChatTemplate, load_chat_template
 
 T = TypeVar("T")
 
@@ -103,6 +105,11 @@ class Preparation:
     def has_chat_template(self) -> bool:
         return self._template is not None
 
+    @property
+    def has_reasoning(self) -> bool:
+        """Whether the model thinks before it answers."""
+        return self._format.has_reasoning
+
     async def chat(self, body: ChatCompletionRequest) -> Job:
         """The job of a chat completion. Raises BadInputError for what this model or version cannot do."""
         arrival_s = time.monotonic()
@@ -111,7 +118,7 @@ class Preparation:
         offer = self._tool_offer(body)
         prediction = "" if body.prediction is None else body.prediction.text
         self._check_num_chars(len(prediction), "prediction")
-        text, prompt = await self._encode_chat(body.messages, offer)
+        text, prompt = await self._encode_chat(body, offer)
         prediction_token_ids = await self._in_thread(lambda: self._encode_plain(prediction))
         if body.max_completion_tokens is not None:
             limit = _OutputLimit(body.max_completion_tokens, "max_completion_tokens")
@@ -119,7 +126,7 @@ class Preparation:
             limit = _OutputLimit(body.max_tokens, "max_tokens")
         grammar = await self._chat_grammar(body, text, offer)
         job = await self._job("chatcmpl", [prompt], _Ask(body, "messages", limit, arrival_s, prediction_token_ids, grammar))
-        return replace(job, new_parser=lambda: self._format.parser(text, offer.names))
+        return replace(job, new_parser=lambda: self._parser(body, text, offer))
 
     async def completion(self, body: CompletionRequest, limit_param: str = "max_tokens") -> Job:
         """The job of a completion. Raises BadInputError for what this model or version cannot do.
@@ -147,7 +154,7 @@ class Preparation:
         self._check(body)
         self._check_num_chars(sum(num_chars(message) for message in body.messages), "messages")
         offer = self._tool_offer(body)
-        _, prompt = await self._encode_chat(body.messages, offer)
+        _, prompt = await self._encode_chat(body, offer)
         return prompt
 
     async def text_prompt(self, text: str, add_special_tokens: bool) -> list[int]:
@@ -249,6 +256,12 @@ class Preparation:
         """The grammar of the answer to the rendered `prompt`, checked; None: any text. Raises BadInputError."""
         parts: dict[str, dict[str, object]] = {}
         source = body.grammar_source()
+        if source is not None and body.continue_final_message:
+            raise BadInputError(
+                f"{source.param}: is the structure of a whole answer, and the assistant's last message has begun one; "
+                "end with a message of the user",
+                param=source.param,
+            )
         param = "tools" if source is None or offer.must_call else source.param
         if source is not None and not offer.must_call:
             parts[ANSWER] = source.part()
@@ -262,7 +275,11 @@ class Preparation:
         await self._grammars.check(grammar, param)
         return grammar
 
-    async def _encode_chat(self, messages: Sequence[ChatMessage], offer: ToolOffer) -> tuple[str, list[int]]:
+    def _parser(self, body: ChatCompletionRequest, prompt: str, offer: ToolOffer) -> OutputParser:
+        parser = self._format.parser(prompt, offer.names)
+        return OneCallParser(parser) if offer.names and body.parallel_tool_calls is False else parser
+
+    async def _encode_chat(self, body: ChatCompletionRequest, offer: ToolOffer) -> tuple[str, list[int]]:
         """The prompt as text and as tokens."""
         template = self._template
         if template is None:
@@ -270,8 +287,10 @@ class Preparation:
                 "this model has no chat template; use /v1/completions, or put a chat_template.jinja into the model folder",
                 code="no_chat_template",
             )
-        packed = await self._in_thread(lambda: template.pack(template_messages(messages), offer.tools))
+        packed, mark = await self._in_thread(lambda: _packed(template, body, offer))
         text = await template.render_packed(packed)
+        if mark is not None:
+            text = up_to_mark(text, mark)
         self._check_num_chars(len(text), "messages")
         # The template writes its special tokens itself.
         return text, await self._in_thread(lambda: self._encode(text, add_special_tokens=False))
@@ -302,6 +321,15 @@ class Preparation:
                 code=_TOO_LONG,
             )
         return limit.num_tokens
+
+
+def _packed(template: ChatTemplate, body: ChatCompletionRequest, offer: ToolOffer) -> tuple[bytes, str | None]:
+    """The messages for the template, and the mark in them where a prompt for an answer that continues the last one ends."""
+    messages = template_messages(body.messages)
+    if not body.continue_final_message:
+        return template.pack(messages, offer.tools), None
+    messages, mark = mark_end(messages)
+    return template.pack(messages, offer.tools), mark
 
 
 def _load_tokenizer(path: Path) -> Tokenizer:

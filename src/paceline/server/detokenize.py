@@ -5,7 +5,7 @@ Work per token is bounded, and the text does not depend on how the tokens were c
 
 import codecs
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from tokenizers import Tokenizer, decoders
@@ -35,6 +35,7 @@ class TextDelta:
     finish_reason: FinishReason | None
     tokens: tuple[ReportedToken, ...] = ()  # the tokens counted, if their log-probabilities were asked for
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    stop: str | None = None  # the stop string that ended the answer, if one did
 
 
 class _Decoder(Protocol):
@@ -155,29 +156,29 @@ class StopMatcher:
         self._matched = [0] * len(self._stops)  # leading characters of each stop string that the text now ends with
         self._held = ""
 
-    def push(self, text: str) -> tuple[str, bool]:
-        """The text that is certain now, and whether a stop string (not part of that text) was completed.
+    def push(self, text: str) -> tuple[str, str | None]:
+        """The text that is certain now, and the stop string (not part of that text) that was completed, if one was.
 
         If several are complete at the same character the longest one counts.
         """
         if not self._stops:
-            return text, False
+            return text, None
         for index, character in enumerate(text):
-            longest = 0
+            longest = ""
             for which, stop in enumerate(self._stops):
                 matched = self._matched[which]
                 while matched and stop[matched] != character:
                     matched = self._failures[which][matched - 1]
                 matched += stop[matched] == character
-                if matched == len(stop):
-                    longest = max(longest, matched)
+                if matched == len(stop) and matched > len(longest):
+                    longest = stop
                 self._matched[which] = matched
             if longest:
-                return (self._held + text[: index + 1])[:-longest], True
+                return (self._held + text[: index + 1])[: -len(longest)], longest
         text = self._held + text
         num_certain = len(text) - max(self._matched)
         self._held = text[num_certain:]
-        return text[:num_certain], False
+        return text[:num_certain], None
 
     def flush(self) -> str:
         """The held text, once nothing can follow."""
@@ -209,14 +210,14 @@ class Detokenizer:
         num_text_tokens = num_tokens - (delta.finish_reason is FinishReason.STOP and num_tokens > 0)
         parts: list[str] = []
         for index in range(num_text_tokens):
-            text, is_stopped = self._decoder.push(delta.token_ids[index]), False
+            text, stop = self._decoder.push(delta.token_ids[index]), None
             if self._num_unstoppable > 0:
                 self._num_unstoppable -= 1
             else:
-                text, is_stopped = self._matcher.push(text)
+                text, stop = self._matcher.push(text)
             parts.append(text)
-            if is_stopped:
-                return _text_delta("".join(parts), index + 1, FinishReason.STOP, delta)
+            if stop is not None:
+                return replace(_text_delta("".join(parts), index + 1, FinishReason.STOP, delta), stop=stop)
         if delta.finish_reason is not None:
             parts.append(self._matcher.flush())
         return _text_delta("".join(parts), num_tokens, delta.finish_reason, delta)

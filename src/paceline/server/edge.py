@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.metrics.requests import RequestMetrics
+from paceline.server.anthropic.errors import REQUEST_ID, error_body, is_anthropic
 from paceline.server.limits import RequestLimits
 from paceline.server.openai.errors import ErrorAnswer, answer_for, answer_for_status
 from paceline.server.origin import foreign_header
@@ -41,6 +42,8 @@ class Edge:
             await self._app(scope, receive, send)
             return
         request_id = _client_id(scope) or uuid.uuid4().hex.encode()
+        scope[REQUEST_ID] = request_id.decode()
+        id_headers = [(name, request_id) for name in ((_REQUEST_ID, b"request-id") if is_anthropic(scope) else (_REQUEST_ID,))]
         is_started = is_complete = is_late = False
         task = asyncio.current_task()
         assert task is not None
@@ -49,7 +52,7 @@ class Edge:
             nonlocal is_started, is_complete
             if message["type"] == "http.response.start":
                 is_started = True
-                message["headers"] = [*message.get("headers", []), (_REQUEST_ID, request_id)]
+                message["headers"] = [*message.get("headers", []), *id_headers]
             elif not message.get("more_body", False):
                 is_complete = True
             await send(message)
@@ -62,7 +65,7 @@ class Edge:
 
         refusal = self._refusal(scope)
         if refusal is not None:
-            await self._refuse(refusal, send_with_id)
+            await self._refuse(scope, refusal, send_with_id)
             return
         body = _LimitedBody(receive)
         scope[SEND_PART] = send
@@ -73,11 +76,11 @@ class Edge:
             if not is_late:
                 raise
             task.uncancel()
-            await self._refuse(self._limits.late_answer(body.is_complete), send_with_id)
+            await self._refuse(scope, self._limits.late_answer(body.is_complete), send_with_id)
         except Exception as error:
             _log.exception("request %s to %s failed", request_id.decode(), scope["path"])
             if not is_started:
-                await self._refuse(answer_for(error), send_with_id)
+                await self._refuse(scope, answer_for(error), send_with_id)
             elif not is_complete:
                 raise  # half an answer is out: the connection must break, or the client takes it for whole
 
@@ -89,9 +92,9 @@ class Edge:
             return answer_for_status(413, _TOO_LARGE)
         return self._limits.refusal(scope)
 
-    async def _refuse(self, answer: ErrorAnswer, send: Send) -> None:
+    async def _refuse(self, scope: Scope, answer: ErrorAnswer, send: Send) -> None:
         self._metrics.error(answer.kind)
-        await send_error(send, answer)
+        await send_error(send, answer, error_body(answer, scope))
 
 
 class _LimitedBody:

@@ -99,12 +99,16 @@ class GenerationResponse(Response):
         self._metrics.error(error.kind)
         phase, self._phase = self._phase, _Phase.ENDING
         if phase is _Phase.NOTHING_SENT:
-            await self._say_last(send_error(send, error))
+            await self._say_last(send_error(send, error, self._error_body(error)))
         elif phase is _Phase.STREAMING:
             await self._say_last(send_body(send, self._error_event(error), more=False))
 
+    def _error_body(self, error: ErrorAnswer) -> bytes:
+        """An error as the whole answer."""
+        return error.body
+
     def _error_event(self, error: ErrorAnswer) -> bytes:
-        """The last event of a stream that broke."""
+        """An error as the last event of a stream."""
         return answers.error_event(error.body)
 
     async def _say_last(self, sending: Awaitable[None]) -> None:
@@ -264,13 +268,14 @@ def _joined(deltas: Sequence[TextDelta]) -> TextDelta:
         deltas[-1].finish_reason,
         tuple(token for delta in deltas for token in delta.tokens),
         tuple(entry for delta in deltas for entry in delta.prompt_logprobs),
+        deltas[-1].stop,
     )
 
 
-async def send_error(send: Send, error: ErrorAnswer) -> None:
-    """Send a whole error answer."""
+async def send_error(send: Send, error: ErrorAnswer, body: bytes) -> None:
+    """Send a whole error answer. `body` tells it in the form of the API that was asked."""
     headers = [] if error.retry_after_s is None else [(b"retry-after", str(error.retry_after_s).encode())]
-    await send_json(send, error.status, error.body, headers)
+    await send_json(send, error.status, body, headers)
 
 
 async def send_json(send: Send, status: int, body: bytes, headers: Headers | None = None) -> None:

@@ -181,20 +181,23 @@ def reference_stop(text: str, stops: tuple[str, ...]) -> str | None:
     cuts=st.lists(st.integers(1, 4), min_size=1),
 )
 def test_matcher_agrees_with_the_definition(text: str, stops: tuple[str, ...], cuts: list[int]) -> None:
-    matcher, certain, position, index, is_stopped = StopMatcher(stops), "", 0, 0, False
-    while position < len(text) and not is_stopped:
+    matcher, certain, position, index, stopped_by = StopMatcher(stops), "", 0, 0, None
+    while position < len(text) and stopped_by is None:
         piece = text[position : position + cuts[index % len(cuts)]]
         position, index = position + len(piece), index + 1
-        out, is_stopped = matcher.push(piece)
+        out, stopped_by = matcher.push(piece)
         certain += out
-        if not is_stopped:
+        if stopped_by is None:
             held = text[len(certain) : position]
             assert text[:position].startswith(certain)
             longest = max((n for stop in stops for n in range(len(stop)) if text[:position].endswith(stop[:n])), default=0)
             assert len(held) == longest  # no more is held back than may still become a stop string
     expected = reference_stop(text, stops)
-    assert is_stopped == (expected is not None)
-    assert (certain if is_stopped else certain + matcher.flush()) == (text if expected is None else expected)
+    if expected is None:
+        assert (stopped_by, certain + matcher.flush()) == (None, text)
+    else:
+        assert certain == expected
+        assert stopped_by in stops and text.startswith(expected + stopped_by)
 
 
 @pytest.mark.parametrize("stop", ["fox", " ", "x j", "mps 😀 over the l", "😀", "quick brown", "the end", "n"])
@@ -215,6 +218,21 @@ def test_stop_wins_over_the_length_in_the_same_delta(tokenizer: Tokenizer) -> No
     texts, num_tokens, reason = play(Vocabulary(tokenizer), deltas(token_ids, 99, FinishReason.LENGTH), ("STOP",))
     assert ("".join(texts), reason) == ("a b ", FinishReason.STOP)
     assert num_tokens < len(token_ids)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 99])
+def test_the_last_delta_names_the_stop_string(tokenizer: Tokenizer, chunk: int) -> None:
+    """Of those complete at the same character the longest; none where a token or the length ended the answer."""
+    token_ids = tokenizer.encode("the quick brown fox").ids
+
+    def last_stop(stops: tuple[str, ...]) -> str | None:
+        detokenizer = Detokenizer(Vocabulary(tokenizer), (), stops)
+        return next(text.stop for delta in deltas(token_ids, chunk) if (text := detokenizer.push(delta)).finish_reason is not None)
+
+    assert last_stop(("k", "quick", "fox", "ick")) == "quick"
+    assert last_stop(("never there", "brown")) == "brown"
+    assert last_stop(("never there",)) is None
+    assert last_stop(()) is None
 
 
 def test_hostile_stop_strings_cost_little() -> None:

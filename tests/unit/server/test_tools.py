@@ -79,6 +79,15 @@ async def test_without_tools_it_is_text(tool_site: Callable[[str], Site], stream
 
 
 @pytest.mark.parametrize("stream", [False, True])
+async def test_one_call_at_most(tool_site: Callable[[str], Site], stream: bool) -> None:
+    site = tool_site(f"I jump.\n{CALL}\n{CALL}")
+    message, reason = await ask(site, stream, tools=TOOLS, parallel_tool_calls=False)
+    assert (message["content"], len(message["tool_calls"]), reason) == ("I jump.", 1, "tool_calls")
+    message, _ = await ask(site, stream, tools=TOOLS, parallel_tool_calls=True)
+    assert len(message["tool_calls"]) == 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
 async def test_plain_text_stays_plain_beside_tools(tool_site: Callable[[str], Site], stream: bool) -> None:
     message, reason = await ask(tool_site("the quick brown fox"), stream, tools=TOOLS)
     assert (message["content"], reason) == ("the quick brown fox", "stop")

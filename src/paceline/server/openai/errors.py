@@ -26,10 +26,15 @@ class ErrorAnswer:
     retry_after_s: int | None = None
 
     @property
+    def clean_message(self) -> str:
+        """The message as it leaves: parts of a request may stand in it, and what is not Unicode in them must not break the answer."""
+        return self.message[:_MAX_MESSAGE_CHARS].encode(errors="replace").decode()
+
+    @property
     def body(self) -> bytes:
-        # Parts of a request may stand in a message; what is not Unicode in them must not break the answer.
-        message = self.message[:_MAX_MESSAGE_CHARS].encode(errors="replace").decode()
-        return msgspec.json.encode({"error": {"message": message, "type": self.type, "param": self.param, "code": self.code}})
+        """In OpenAI's form."""
+        fields = {"message": self.clean_message, "type": self.type, "param": self.param, "code": self.code}
+        return msgspec.json.encode({"error": fields})
 
 
 def answer_for(error: BaseException) -> ErrorAnswer:

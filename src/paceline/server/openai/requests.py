@@ -151,7 +151,8 @@ class ChatCompletionRequest(GenerationRequest, frozen=True, kw_only=True):
     max_completion_tokens: OutputTokens | None = None  # wins over max_tokens, its old name
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
-    parallel_tool_calls: bool | None = None  # false: a forced call is a single one; the model's own are its own affair
+    continue_final_message: bool | None = None  # the last message is the beginning of the answer
+    parallel_tool_calls: bool | None = None  # false: nothing is said behind the first call
     prediction: Prediction | None = None
     logprobs: bool | None = None
     top_logprobs: NumLogprobs | None = None  # likeliest tokens beside each chosen one

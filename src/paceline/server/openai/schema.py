@@ -119,6 +119,19 @@ _SCHEMAS: dict[str, Schema] = {
     ),
     "DeletedResponse": _object(id=_STRING, object={"const": "response"}, deleted={"const": True}),
     "InputItems": _object(object={"const": "list"}, data=_list(_object(type=_STRING)), has_more=_BOOLEAN),
+    "Message": _object(
+        id=_STRING,
+        type={"const": "message"},
+        role={"const": "assistant"},
+        model=_STRING,
+        content=_list(_object(type={"enum": ["text", "thinking", "tool_use"]})),
+        stop_reason={"enum": ["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]},
+        stop_sequence=_or_null(_STRING),
+        usage=_object(input_tokens=_COUNT, cache_creation_input_tokens=_COUNT, cache_read_input_tokens=_COUNT, output_tokens=_COUNT),
+        metrics=_ref("AnswerMetrics"),
+    ),
+    "MessageTokens": _object(input_tokens=_COUNT),
+    "MessageError": _object(type={"const": "error"}, error=_object(type=_STRING, message=_STRING), request_id=_STRING),
     "Statistics": _object(time_s=_NUMBER, model=_STRING, is_alive=_BOOLEAN, engine={"type": "object"}, requests={"type": "object"}),
 }
 
@@ -131,6 +144,8 @@ _ANSWERS = {
     "DELETE /v1/responses/{response_id}": "DeletedResponse",
     "/v1/responses/{response_id}/cancel": "Response",
     "/v1/responses/{response_id}/input_items": "InputItems",
+    "/v1/messages": "Message",
+    "/v1/messages/count_tokens": "MessageTokens",
     "/v1/models": "ModelList",
     "/v1/models/{name}": "Model",
     "/health": "Verdict",
@@ -170,8 +185,9 @@ def describe_answers(document: dict[str, Any], body_schemas: Mapping[str, Any], 
 
 def _responses(path: str, method: str, content: Schema) -> dict[str, Schema]:
     responses = {"200": {"description": "The answer", "content": content}}
+    error = _ref("MessageError" if path.startswith("/v1/messages") else "Error")
     for status in (*_ALWAYS, *_ALWAYS_TO_POST) if method == "post" else _ALWAYS:
-        responses[str(status.value)] = {"description": status.phrase, "content": {_JSON: {"schema": _ref("Error")}}}
+        responses[str(status.value)] = {"description": status.phrase, "content": {_JSON: {"schema": error}}}
     if path in _VERDICTS:
         responses["503"]["content"] = content
     return responses

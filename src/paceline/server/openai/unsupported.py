@@ -11,7 +11,7 @@ import msgspec
 from paceline.errors import BadInputError
 
 # name -> values that ask for nothing; None is always one
-_NEUTRAL: dict[str, tuple[object, ...]] = {
+NEUTRAL: dict[str, tuple[object, ...]] = {
     "length_penalty": (1,),
     "best_of": (1,),
     "use_beam_search": (False,),
@@ -27,7 +27,6 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "spaces_between_special_tokens": (True, False),
     "add_special_tokens": (),
     "add_generation_prompt": (True,),
-    "continue_final_message": (False,),
     "chat_template": (),
     "chat_template_kwargs": ({},),
     "documents": ([],),
@@ -38,9 +37,13 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "prompt_embeds": (),
     "conversation_id": (),
 }
-_NEUTRAL_IN_COMPLETION: dict[str, tuple[object, ...]] = {"tools": ([],), "tool_choice": ("none", "auto")}  # chat has them
+_NEUTRAL_IN_COMPLETION: dict[str, tuple[object, ...]] = {  # chat has them
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "continue_final_message": (False,),
+}
 _NEUTRAL_IN_RESPONSE: dict[str, tuple[object, ...]] = {
-    **_NEUTRAL,
+    **NEUTRAL,
     "messages": (),  # chat's names of what has another one here
     "prompt": (),
     "max_tokens": (),
@@ -58,35 +61,37 @@ _NEUTRAL_IN_MESSAGE: dict[str, tuple[object, ...]] = {"function_call": (), "audi
 _MAX_NEUTRAL_BYTES = 100  # no value that asks for nothing is longer; others are not even parsed
 
 
-def _absent_fields(names: Iterable[str]) -> list[tuple[str, type, msgspec.Raw]]:
+def absent_fields(names: Iterable[str]) -> list[tuple[str, type, msgspec.Raw]]:
+    """Fields of a struct that keeps what a body has under `names`, unparsed; null where it has nothing."""
     return [(name, msgspec.Raw, msgspec.Raw(b"null")) for name in names]
 
 
 # Only the fields named above, and these unparsed: whatever else a body holds is skipped.
-_Body = msgspec.defstruct("_Body", _absent_fields(_NEUTRAL))
-_Message = msgspec.defstruct("_Message", _absent_fields(_NEUTRAL_IN_MESSAGE))
-_CompletionBody = msgspec.defstruct("_CompletionBody", _absent_fields(_NEUTRAL_IN_COMPLETION), bases=(_Body,))
-_ResponseBody = msgspec.defstruct("_ResponseBody", _absent_fields(_NEUTRAL_IN_RESPONSE))
+_Body = msgspec.defstruct("_Body", absent_fields(NEUTRAL))
+_Message = msgspec.defstruct("_Message", absent_fields(_NEUTRAL_IN_MESSAGE))
+_CompletionBody = msgspec.defstruct("_CompletionBody", absent_fields(_NEUTRAL_IN_COMPLETION), bases=(_Body,))
+_ResponseBody = msgspec.defstruct("_ResponseBody", absent_fields(_NEUTRAL_IN_RESPONSE))
 _ChatBody = msgspec.defstruct("_ChatBody", [("messages", list[_Message])], bases=(_Body,), kw_only=True)  # pyright: ignore[reportInvalidTypeForm]
 
 
 def refuse_unsupported(body: bytes, is_chat: bool) -> None:
     """Raise BadInputError for the first field of a valid body that would change the answer if this version had it."""
     fields = msgspec.structs.asdict(msgspec.json.decode(body, type=_ChatBody if is_chat else _CompletionBody))
-    for name, neutral in (_NEUTRAL if is_chat else {**_NEUTRAL, **_NEUTRAL_IN_COMPLETION}).items():
-        _refuse_unless_neutral(name, fields[name], neutral)
+    for name, neutral in (NEUTRAL if is_chat else {**NEUTRAL, **_NEUTRAL_IN_COMPLETION}).items():
+        refuse_unless_neutral(name, fields[name], neutral)
     for index, message in enumerate(fields.get("messages", ())):
         for name, value in msgspec.structs.asdict(message).items():
-            _refuse_unless_neutral(f"messages.{index}.{name}", value, _NEUTRAL_IN_MESSAGE[name])
+            refuse_unless_neutral(f"messages.{index}.{name}", value, _NEUTRAL_IN_MESSAGE[name])
 
 
 def refuse_unsupported_in_response(body: bytes) -> None:
     """The same for the body of a response, whose fields have other names than chat's."""
     for name, value in msgspec.structs.asdict(msgspec.json.decode(body, type=_ResponseBody)).items():
-        _refuse_unless_neutral(name, value, _NEUTRAL_IN_RESPONSE[name])
+        refuse_unless_neutral(name, value, _NEUTRAL_IN_RESPONSE[name])
 
 
-def _refuse_unless_neutral(path: str, raw: msgspec.Raw, neutral: tuple[object, ...]) -> None:
+def refuse_unless_neutral(path: str, raw: msgspec.Raw, neutral: tuple[object, ...]) -> None:
+    """Raise BadInputError for a field that holds none of the values that ask for nothing."""
     encoded = bytes(raw)
     if encoded != b"null" and (len(encoded) > _MAX_NEUTRAL_BYTES or not any(_is_same(_value(encoded), other) for other in neutral)):
         raise BadInputError(f"{path} is not supported by this version; leave it out", param=path, code="unsupported_parameter")

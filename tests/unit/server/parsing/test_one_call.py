@@ -5,6 +5,7 @@ import pytest
 from paceline.server.parsing.call import Calls
 from paceline.server.parsing.deltas import CallArguments, CallBroken, CallStart, ContentDelta, MessageDelta
 from paceline.server.parsing.hermes import HermesParser
+from paceline.server.parsing.llama_json import LlamaJsonParser
 from paceline.server.parsing.one_call import OneCallParser
 
 CALL = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
@@ -53,3 +54,14 @@ def test_what_follows_the_first_whole_call_is_left_out(text: str, expected: list
 def test_what_holds_at_most_one_call_is_left_as_it_is(text: str) -> None:
     for size in (*range(1, 17), 1000):
         assert read(text, size) == read(text, size, one=False), size
+
+
+@pytest.mark.parametrize("size", [1, 5, 1000])
+def test_around_another_format(size: int) -> None:
+    text = '{"name": "f", "parameters": {"a": 1}}; {"name": "f", "parameters": {"a": 2}}'
+    parser = OneCallParser(LlamaJsonParser(Calls(["f"], new_id=lambda: "id")))
+    parts = [part for start in range(0, len(text), size) for part in parser.feed(text[start : start + size])]
+    parts += parser.finish()
+    assert [part for part in parts if not isinstance(part, CallArguments)] == [CallStart(0, "id", "f")]
+    assert "".join(part.text for part in parts if isinstance(part, CallArguments)) == '{"a": 1}'
+    assert parser.num_calls == 1

@@ -4,13 +4,20 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
 
 from paceline.config import ServerConfig
 from tests.fakes.fake_engine import FACTS, FakeEngine, Faults
+from tests.fakes.openai_types import check_response, read_events
 from tests.unit.server.conftest import Site
+
+PATH = "/v1/responses"
+TOOL = {"type": "function", "name": "fox", "description": "jumps", "parameters": {"type": "object"}, "strict": False}
+CALL = '<tool_call>\n{"name": "fox", "arguments": {"over": "dog"}}\n</tool_call>'
+Speak = Callable[..., Site]
 
 _QWEN = Path(__file__).parents[3] / "data" / "templates" / "qwen2.5-coder.jinja"
 
@@ -51,3 +58,27 @@ def shown(tokenizer: Tokenizer) -> Callable[..., str]:
         return tokenizer.decode(list(site.engine.requests[index].prompt_token_ids), skip_special_tokens=False)
 
     return show
+
+
+async def ask(site: Site, given: Any = "hi", **options: Any) -> dict[str, Any]:
+    """A whole response, checked."""
+    answer = await site.post(PATH, {"input": given, **options})
+    assert answer.status == 200, answer.body
+    check_response(answer.json())
+    return answer.json()
+
+
+async def stream(site: Site, given: Any = "hi", **options: Any) -> list[dict[str, Any]]:
+    """The events of a streamed response, checked."""
+    answer = await site.post(PATH, {"input": given, "stream": True, **options})
+    assert answer.status == 200, answer.body
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    return read_events(answer.body)
+
+
+def plain(items: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    """Items without what differs from answer to answer."""
+    return [
+        (item["type"], item["status"], item.get("name"), item.get("arguments"), [part["text"] for part in item.get("content", ())])
+        for item in items
+    ]

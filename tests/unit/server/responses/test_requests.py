@@ -83,8 +83,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"include": ["everything"]}, "include.0"),
     ({"top_logprobs": 2}, "top_logprobs"),
     ({"top_logprobs": 21, "include": [LOGPROBS]}, "top_logprobs"),
-    ({"metadata": {"a": 5}}, "metadata..."),
-    ({"metadata": {"a": "x" * 513}}, "metadata..."),
+    ({"metadata": {"a": 5}}, "metadata"),
+    ({"metadata": {"a": "x" * 513}}, "metadata"),
     ({"metadata": {str(index): "x" for index in range(17)}}, "metadata"),
     ({"user": "x" * 513}, "user"),
     ({"truncation": "middle"}, "truncation"),
@@ -97,23 +97,23 @@ BAD: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("given", "param"), BAD, ids=[f"{index}-{param}" for index, (_, param) in enumerate(BAD)])
-async def test_what_cannot_be_is_a_400_that_names_the_field(site: Site, given: dict[str, Any], param: str) -> None:
-    body = {"input": "hi", **given}
-    answer = await site.post(PATH, {name: value for name, value in body.items() if value is not None})
-    assert answer.status == 400, answer.body[:500]
-    error = answer.json()["error"]
-    assert error["param"] == param.removesuffix("...").removesuffix(".")
-    assert error["type"] == "invalid_request_error"
-    assert "messages" not in error["message"] or param == "messages" or "messages, limit" in error["message"]
-    assert "max_completion_tokens" not in error["message"] or param == "max_completion_tokens"
+async def test_what_cannot_be_is_a_400_that_names_the_field(site: Site) -> None:
+    """One server for all: to start one takes longer than to refuse."""
+    for given, param in BAD:
+        body = {"input": "hi", **given}
+        answer = await site.post(PATH, {name: value for name, value in body.items() if value is not None})
+        assert answer.status == 400, (param, answer.body[:500])
+        error = answer.json()["error"]
+        assert error["param"] == param
+        assert error["type"] == "invalid_request_error"
+        assert "max_completion_tokens" not in error["message"] or param == "max_completion_tokens"
     assert not site.engine.requests
     assert len(site.server._responses._store) == 0
 
 
-@pytest.mark.parametrize("body", [b"", b"[]", b"{", b'{"input": "' + b"\xff" + b'"}', b'{"input": ' + b"[" * 100_000])
-async def test_no_json_is_a_400(site: Site, body: bytes) -> None:
-    assert (await site.post(PATH, body)).status == 400
+async def test_no_json_is_a_400(site: Site) -> None:
+    for body in (b"", b"[]", b"{", b'{"input": "' + b"\xff" + b'"}', b'{"input": ' + b"[" * 100_000):
+        assert (await site.post(PATH, body)).status == 400, body[:20]
 
 
 async def test_a_model_that_is_not_here_is_a_404(site: Site) -> None:
@@ -135,11 +135,11 @@ HARMLESS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("given", HARMLESS)
 @pytest.mark.parametrize("stream", [False, True])
-async def test_what_asks_for_nothing_is_accepted(site: Site, given: dict[str, Any], stream: bool) -> None:
-    answer = await site.post(PATH, {"input": "hi", "stream": stream, **given})
-    assert answer.status == 200, answer.body
+async def test_what_asks_for_nothing_is_accepted(site: Site, stream: bool) -> None:
+    for given in HARMLESS:
+        answer = await site.post(PATH, {"input": "hi", "stream": stream, **given})
+        assert answer.status == 200, (given, answer.body)
 
 
 async def test_a_stored_response_does_not_stream(site: Site) -> None:

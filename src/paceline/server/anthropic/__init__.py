@@ -1,0 +1,1 @@
+"""Anthropic's Messages API on the core of chat: bodies in, whole messages, events and errors out."""
