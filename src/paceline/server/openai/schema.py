@@ -1,4 +1,4 @@
-"""The answers in the description of the interface, `GET /openapi.json`: what each route sends, and with which statuses it refuses.
+"""The answers in the description of the interface, `GET /openapi.json`: what each route sends, how it refuses, an example.
 
 Request bodies describe themselves (`requests.py`); answers are written by hand in `answers.py` and its neighbours, so their shapes stand
 here. A route that is not in the table answers with some JSON object. Called once, by `app.py`.
