@@ -6,6 +6,7 @@ from typing import Any
 
 from paceline.config import EngineConfig, ServerConfig
 from paceline.core.request import Request
+from paceline.server.draft import DraftServer
 from tests.fakes.api_tour import tour
 from tests.fakes.fake_engine import FakeEngine
 from tests.fakes.served import Served
@@ -22,6 +23,13 @@ def test_no_request_breaks_the_server_or_its_description(folder: Path) -> None:
     untried = [route for route in result.never_answered if "{response_id}" not in route]  # nobody guesses the id of a stored response
     assert not untried, "these routes refused everything, so nothing was tested behind their checks"
     assert result.num_requests > 1000
+
+
+def test_no_request_breaks_a_draft_server(folder: Path) -> None:
+    with Served(FakeEngine, folder, CONFIG, DraftServer) as served:
+        result = tour(served.url, max_examples=5, paths=["/draft", "/detokenize"])
+    assert not result.failures, "\n\n".join(result.failures[:5])
+    assert not result.never_answered
 
 
 def test_the_tour_notices_a_broken_engine(folder: Path) -> None:
