@@ -17,7 +17,6 @@ from paceline.server.generation import Generation
 from paceline.server.inflight import InFlight
 from paceline.server.limits import place_of
 from paceline.server.openai.errors import ErrorAnswer, store_full
-from paceline.server.parsing.one_call import OneCallParser
 from paceline.server.responses.answer import BackgroundResponse, ResponseStream, WholeResponse
 from paceline.server.responses.events import Events
 from paceline.server.responses.items import decode_items, encode_items, stored_item
@@ -82,9 +81,6 @@ class ResponseRoutes:
         if refusal is not None:
             return self._core.refuse(refusal)
         job = replace(job, answer_id=job.answer_id.replace("chatcmpl-", "resp_"))
-        if body.parallel_tool_calls is False:
-            new_parser = job.new_parser
-            job = replace(job, new_parser=lambda: OneCallParser(new_parser()))
         turns = (*earlier, encode_items([stored_item(item) for item in body.items]))
         record = Record(job.answer_id, owner, turns, bool(body.background), _reserved_bytes(job))
         is_stored = body.store is not False and self._store.add(record)
