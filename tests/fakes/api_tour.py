@@ -24,6 +24,8 @@ from schemathesis.generation.case import Case
 ALIVE_WITHIN_S = 1.0
 _MAX_BUILT_ITEMS = 300  # schemathesis builds lists of the largest size, and some of ours may have thousands; test_hostile.py has those
 _READ_BY_OTHERS = ("/tokenize", "/v1/messages/count_tokens")  # what is in these bodies is read as in chat's and in messages'
+_GOOD_COMPLETION = ("/v1/completions", b'{"prompt": "the fox", "max_tokens": 1}')
+_GOOD_DRAFT = ("/draft", b'{"token_ids": [5], "max_draft_length": 1}')
 _PHASES = ("examples", "coverage", "fuzzing")
 
 # Some rules of a good body lie outside JSON schema: two fields that do not go together, a token id that the model lacks, the context.
@@ -67,14 +69,15 @@ class Tour:
 @schemathesis.check
 def next_request_succeeds(ctx: CheckContext, response: Response, case: Case) -> None:
     """Whatever this request was, the next good one is answered at once."""
+    path, body = _GOOD_DRAFT if "/draft" in case.operation.schema.raw_schema["paths"] else _GOOD_COMPLETION
     started_s = time.monotonic()
     connection = HTTPConnection(urlsplit(case.operation.base_url).netloc, timeout=10)
     with closing(connection):
-        connection.request("POST", "/v1/completions", b'{"prompt": "the fox", "max_tokens": 1}', {"content-type": "application/json"})
+        connection.request("POST", path, body, {"content-type": "application/json"})
         answer = connection.getresponse()
-        body = answer.read()
+        told = answer.read()
     elapsed_s = time.monotonic() - started_s
-    assert answer.status == 200, f"the next request got {answer.status}: {body[:200]!r}"
+    assert answer.status == 200, f"the next request got {answer.status}: {told[:200]!r}"
     assert elapsed_s < ALIVE_WITHIN_S, f"the next request took {elapsed_s:.2f} s"
 
 
@@ -89,11 +92,11 @@ def stream_holds_no_error(ctx: CheckContext, response: Response, case: Case) -> 
                 assert not event.get("error") and event.get("type") != "error", data[:300]
 
 
-def tour(url: str, max_examples: int, phases: Collection[str] = _PHASES, path: str | None = None) -> Tour:
+def tour(url: str, max_examples: int, phases: Collection[str] = _PHASES, paths: Collection[str] | None = None) -> Tour:
     """Send what follows from the description of the server at `url`.
 
     `phases`: `examples` are those of the description, `coverage` each boundary of each field, `fuzzing` `max_examples` random requests per
-    route. `path`: this route only.
+    route. `paths`: these routes only.
     """
     config = SchemathesisConfig.from_dict(
         {
@@ -111,7 +114,7 @@ def tour(url: str, max_examples: int, phases: Collection[str] = _PHASES, path: s
         }
     )
     document = httpx.get(f"{url}/openapi.json", timeout=10).json()
-    document["paths"] = {name: operations for name, operations in document["paths"].items() if path in (None, name)}
+    document["paths"] = {path: operations for path, operations in document["paths"].items() if paths is None or path in paths}
     _forget_large_sizes(document)
     schema = schemathesis.openapi.from_dict(document, config=config)
     schema.config.update(base_url=url)

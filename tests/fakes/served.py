@@ -11,6 +11,7 @@ import uvloop
 
 from paceline.config import ServerConfig
 from paceline.errors import EngineDeadError
+from paceline.server.app import Server
 from paceline.server.run import bind_socket, run_server
 from tests.fakes.fake_engine import FakeEngine
 
@@ -18,9 +19,9 @@ from tests.fakes.fake_engine import FakeEngine
 class Served:
     """A server in a thread with its own uvloop; `engine` lives there."""
 
-    def __init__(self, engine: Callable[[], FakeEngine], folder: Path, config: ServerConfig) -> None:
+    def __init__(self, engine: Callable[[], FakeEngine], folder: Path, config: ServerConfig, make_server: type[Server] = Server) -> None:
         self._ready = threading.Event()
-        self._make, self._folder, self._config = engine, folder, config
+        self._make, self._folder, self._config, self._make_server = engine, folder, config, make_server
         self.lines: list[str] = []
         self.error: Exception | None = None
         self.thread = threading.Thread(target=self._run, daemon=True)
@@ -54,7 +55,7 @@ class Served:
     async def _serve(self) -> None:
         self.engine = self._make()
         listener = bind_socket("127.0.0.1", 0)
-        self._task = asyncio.create_task(run_server(self.engine, self._config, self._folder, listener, self._announce))
+        self._task = asyncio.create_task(run_server(self.engine, self._config, self._folder, listener, self._announce, self._make_server))
         try:
             await self._task
         except asyncio.CancelledError:

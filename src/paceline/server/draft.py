@@ -8,7 +8,7 @@ import math
 import time
 import uuid
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, get_args
 
 import msgspec
 from fastapi import FastAPI
@@ -29,7 +29,9 @@ from paceline.server.detokenize import TextDelta
 from paceline.server.generation import Generation
 from paceline.server.inflight import InFlight
 from paceline.server.openai.requests import MAX_PROMPT_TOKEN_IDS, Temperature, TokenId, read_body
+from paceline.server.openai.schema import describe_answers
 from paceline.server.openai.tokenization import DetokenizeRequest, TokenizeRequest
+from paceline.server.openai.tool_requests import ChatMessage
 from paceline.server.origin import check_content_type
 from paceline.server.sampling import check_token_ids
 from paceline.server.stream import WholeAnswer
@@ -83,12 +85,12 @@ class DraftServer(Server):
     def _add_routes(self, routes: FastAPI) -> None:
         super()._add_routes(routes)
         routes.router.routes[:] = [route for route in routes.routes if isinstance(route, Route) and route.path in _SHARED_ROUTES]
-        types = (DraftRequest, TokenizeRequest, DetokenizeRequest)
+        types = (DraftRequest, TokenizeRequest, DetokenizeRequest, *get_args(ChatMessage))  # to tokenise
         (schema, *_), named = msgspec.json.schema_components(types, ref_template=_REF)
         body = {"required": True, "content": {"application/json": {"schema": schema}}}
         routes.add_api_route("/draft", self.draft, methods=["POST"], response_class=Response, openapi_extra={"requestBody": body})
         routes.openapi_schema = None  # written anew, without what is not served
-        routes.openapi().setdefault("components", {}).setdefault("schemas", {}).update(named)
+        describe_answers(routes.openapi(), named, self.model_name)
 
     async def draft(self, request: HttpRequest) -> Response:
         """The tokens that the model would say next."""

@@ -6,6 +6,7 @@ from typing import Any
 
 from paceline.config import EngineConfig, ServerConfig
 from paceline.core.request import Request
+from paceline.server.draft import DraftServer
 from tests.fakes.api_tour import tour
 from tests.fakes.fake_engine import FakeEngine
 from tests.fakes.served import Served
@@ -24,6 +25,13 @@ def test_no_request_breaks_the_server_or_its_description(folder: Path) -> None:
     assert result.num_requests > 1000
 
 
+def test_no_request_breaks_a_draft_server(folder: Path) -> None:
+    with Served(FakeEngine, folder, CONFIG, DraftServer) as served:
+        result = tour(served.url, max_examples=5, paths=["/draft", "/detokenize"])
+    assert not result.failures, "\n\n".join(result.failures[:5])
+    assert not result.never_answered
+
+
 def test_the_tour_notices_a_broken_engine(folder: Path) -> None:
     def fail(request: Request) -> Sequence[int]:
         if request.request_id.startswith("health"):
@@ -31,7 +39,7 @@ def test_the_tour_notices_a_broken_engine(folder: Path) -> None:
         raise RuntimeError("no answer")
 
     with Served(lambda: FakeEngine(answer=fail), folder, CONFIG) as served:
-        result = tour(served.url, max_examples=1, phases=("fuzzing",), path="/v1/completions")
+        result = tour(served.url, max_examples=1, phases=("fuzzing",), paths=["/v1/completions"])
     found = {failure.split(": ")[1] for failure in result.failures}
     assert {"not_a_server_error", "next_request_succeeds"} <= found
     assert result.never_answered == ["POST /v1/completions"]

@@ -1,9 +1,11 @@
-"""The answers in the description of the interface, `GET /openapi.json`: what each route sends, and with which statuses it refuses.
+"""The answers in the description of the interface, `GET /openapi.json`: what each route sends, how it refuses, an example.
 
 Request bodies describe themselves (`requests.py`); answers are written by hand in `answers.py` and its neighbours, so their shapes stand
-here. A route that is not in the table answers with some JSON object. Called once, by `app.py`.
+here. A route that is not in the table answers with some JSON object. Called by each kind of server.
 """
 
+import json
+import re
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
@@ -132,6 +134,7 @@ _SCHEMAS: dict[str, Schema] = {
     ),
     "MessageTokens": _object(input_tokens=_COUNT),
     "MessageError": _object(type={"const": "error"}, error=_object(type=_STRING, message=_STRING), request_id=_STRING),
+    "Draft": _object({"probs": _list({"type": "number", "minimum": 0, "maximum": 1})}, token_ids=_list(_COUNT)),
     "Statistics": _object(time_s=_NUMBER, model=_STRING, is_alive=_BOOLEAN, engine={"type": "object"}, requests={"type": "object"}),
 }
 
@@ -154,6 +157,7 @@ _ANSWERS = {
     "/tokenize": "Tokens",
     "/detokenize": "Text",
     "/infer": "InferAnswer",
+    "/draft": "Draft",
 }
 _OTHER_ANSWERS: dict[str, Schema] = {"/metrics": {_TEXT: {"schema": _STRING}}}
 _HELLO = [{"role": "user", "content": "Say hello."}]
@@ -166,13 +170,13 @@ _EXAMPLES: dict[str, Schema] = {  # of request bodies
     "/tokenize": {"prompt": "Once upon a time"},
     "/detokenize": {"tokens": [1, 2, 3]},
     "/infer": {"prompt": "Once upon a time", "max_length": 16},
+    "/draft": {"token_ids": [1, 2, 3], "max_draft_length": 5},
 }
 _VERDICTS = ("/health", "/ready")  # their 503 is an answer, too
 
 
 def describe_answers(document: dict[str, Any], body_schemas: Mapping[str, Any], model_name: str) -> None:
     """Complete a description that FastAPI made of the routes, in place. `body_schemas`: what the request bodies refer to, by name."""
-    document.setdefault("components", {}).setdefault("schemas", {}).update({**_SCHEMAS, **body_schemas})
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
             operation["responses"] = _responses(path, method, _content(path, method, operation, body_schemas))
@@ -181,6 +185,23 @@ def describe_answers(document: dict[str, Any], body_schemas: Mapping[str, Any], 
             for parameter in operation.get("parameters", ()):
                 if parameter["in"] == "path" and path.startswith("/v1/models/"):
                     parameter["example"] = model_name
+    document["components"] = {"schemas": _needed({**_SCHEMAS, **body_schemas}, document["paths"])}
+
+
+def _needed(schemas: Mapping[str, Schema], paths: Schema) -> dict[str, Schema]:
+    """Those of `schemas` that the routes refer to, and what these refer to."""
+    needed: dict[str, Schema] = {}
+    names = _names_in(paths)
+    while names:
+        name = names.pop()
+        if name not in needed:
+            needed[name] = schemas[name]
+            names += _names_in(schemas[name])
+    return needed
+
+
+def _names_in(node: object) -> list[str]:
+    return re.findall(r'"#/components/schemas/(\w+)"', json.dumps(node))
 
 
 def _responses(path: str, method: str, content: Schema) -> dict[str, Schema]:
