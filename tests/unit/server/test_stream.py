@@ -291,6 +291,8 @@ async def test_shut_down_ends_answers_with_an_error(speak: Callable[..., Site]) 
     stream = site.open(COMPLETIONS, {"prompt": "x", "stream": True})
     whole = site.open(COMPLETIONS, {"prompt": "x"})
     await stream.num_chunks(3)
+    while site.engine.num_active < 2:  # noqa: ASYNC110 - the engine has no event for it
+        await asyncio.sleep(0.001)
     site.in_flight.interrupt_all()
     await asyncio.gather(stream.task, whole.task)
     assert stream.answer.events()[-1]["error"]["code"] == "shutting_down"
