@@ -157,7 +157,9 @@ async def test_one_that_takes_too_long(child_processes: None, structured: Site, 
     assert (await structured.post(COMPLETIONS, body_for(COMPLETIONS, guided_regex="b"))).status == 200
 
 
-async def test_a_child_that_ends_between_reading_the_tokenizer_and_compiling(structured: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_child_that_ends_between_reading_the_tokenizer_and_compiling(
+    child_processes: None, structured: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Another request's grammar may end it: reading the tokenizer again must not count as this one's time."""
     honest, num_ends = server_grammar.Worker.call, 0
 

@@ -44,6 +44,7 @@ def turns(word: str) -> list[dict[str, str]]:
 BODIES: dict[str, Callable[[str], dict[str, Any]]] = {
     "/v1/chat/completions": lambda word: {"messages": turns(word)},
     "/v1/messages": lambda word: {"model": "fake", "max_tokens": 9, "messages": turns(word)},
+    "/v1/messages/count_tokens": lambda word: {"model": "fake", "messages": turns(word)},
     "/v1/responses": lambda word: {"model": "fake", "input": word},
     "/tokenize": lambda word: {"messages": turns(word)},
 }
