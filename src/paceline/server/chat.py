@@ -33,6 +33,7 @@ from paceline.server.template import ChatTemplate, load_chat_template
 T = TypeVar("T")
 
 _NUM_THREADS = 2
+_MANY_CHARS = 2048  # about 0.3 ms of tokenising
 _DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
 _TOO_LONG = "context_length_exceeded"
 _EMPTY = "the prompt is empty; give at least one token"
@@ -119,7 +120,7 @@ class Preparation:
         prediction = "" if body.prediction is None else body.prediction.text
         self._check_num_chars(len(prediction), "prediction")
         text, prompt = await self._encode_chat(body, offer)
-        prediction_token_ids = await self._in_thread(lambda: self._encode_plain(prediction))
+        prediction_token_ids = await self._in_thread(lambda: self._encode_plain(prediction), len(prediction))
         if body.max_completion_tokens is not None:
             limit = _OutputLimit(body.max_completion_tokens, "max_completion_tokens")
         else:
@@ -222,7 +223,10 @@ class Preparation:
             prediction_token_ids=ask.prediction_token_ids,
         )
 
-    async def _in_thread(self, work: Callable[[], T]) -> T:
+    async def _in_thread(self, work: Callable[[], T], num_chars: int = _MANY_CHARS) -> T:
+        """Work on a text of `num_chars`. Below a size the way to a thread and back takes longer than the work, and others wait as long."""
+        if num_chars < _MANY_CHARS:
+            return work()
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def _check(self, body: GenerationRequest) -> None:
@@ -287,13 +291,14 @@ class Preparation:
                 "this model has no chat template; use /v1/completions, or put a chat_template.jinja into the model folder",
                 code="no_chat_template",
             )
-        packed, mark = await self._in_thread(lambda: _packed(template, body, offer))
+        size = sum(num_chars(message) for message in body.messages) + 64 * len(body.messages) + 512 * len(offer.tools)
+        packed, mark = await self._in_thread(lambda: _packed(template, body, offer), size)
         text = await template.render_packed(packed)
         if mark is not None:
             text = up_to_mark(text, mark)
         self._check_num_chars(len(text), "messages")
         # The template writes its special tokens itself.
-        return text, await self._in_thread(lambda: self._encode(text, add_special_tokens=False))
+        return text, await self._in_thread(lambda: self._encode(text, add_special_tokens=False), len(text))
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         # encode_batch_fast: unlike encode it lets other threads run.
