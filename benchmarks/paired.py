@@ -39,14 +39,17 @@ class Paired:
         return float(np.median(b) / np.median(a)), float(low), float(high)
 
 
-def run_pairs(a: Callable[[], float], b: Callable[[], float], num_pairs: int) -> Paired:
-    """Time A and B in turn, order alternating per pair, after one warm-up each. Each callable returns its own measured seconds."""
+def run_pairs(a: Callable[[], float], b: Callable[[], float], num_pairs: int, other_cpu_s: Callable[[], float] = lambda: 0.0) -> Paired:
+    """Time A and B in turn, order alternating per pair, after one warm-up each. Each callable returns its own measured seconds.
+
+    `other_cpu_s`: CPU seconds so far of other processes that belong to the arms, and so are no neighbours.
+    """
     a(), b()
     a_s: list[float] = []
     b_s: list[float] = []
     num_dropped = 0
     while len(a_s) < num_pairs and num_dropped <= 2 * num_pairs:
-        before = _cpu_seconds()
+        before, other_before_s = _cpu_seconds(), other_cpu_s()
         started_s = time.perf_counter()
         if len(a_s) % 2 == 0:
             pair = (a(), b())
@@ -55,6 +58,7 @@ def run_pairs(a: Callable[[], float], b: Callable[[], float], num_pairs: int) ->
             pair = (a(), second)
         wall_s = time.perf_counter() - started_s
         total, own = (after - start for after, start in zip(_cpu_seconds(), before, strict=True))
+        own += other_cpu_s() - other_before_s
         if (total - own) / (wall_s * (os.cpu_count() or 1)) > _MAX_FOREIGN_SHARE:
             num_dropped += 1
             continue
