@@ -146,7 +146,7 @@ def _without_drafter(llm: LLM) -> LLM:
     facts = replace(llm.facts, drafter="none", max_draft_length=0)
     twin = copy.copy(llm)
     drafter = NoDrafter(DrafterSetup(shared._target.rule, facts.vocab_size))
-    executor = Executor(shared._target, drafter, shared._slots._grammars)
+    executor = Executor(shared._target, drafter, shared._slots.grammars)
     twin.config, twin.facts, twin._received = config, facts, {}
     twin._loop = EngineLoop(Scheduler(SchedulerConfig.from_engine_config(config), facts), executor)
     return twin

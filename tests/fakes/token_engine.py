@@ -76,7 +76,7 @@ class Engine:
         draft_folder = str(models.draft) if config.draft == "draft_model" else None
         config = replace(config, draft=str(models.draft)) if draft_folder else config
         executor, self.facts = load_executor(config, str(models.target), draft_folder, SilentProgress())
-        self._loop = EngineLoop(Scheduler(SchedulerConfig.from_engine_config(config), self.facts, policy), executor)
+        self.loop = EngineLoop(Scheduler(SchedulerConfig.from_engine_config(config), self.facts, policy), executor)
 
     def run(self, requests: Seq[Request]) -> list[tuple[int, ...]]:
         """All requests as one dynamic batch; their output tokens in order."""
@@ -86,15 +86,15 @@ class Engine:
         """The same with all that the deltas say."""
         outputs: dict[str, list[TokenDelta]] = {request.request_id: [] for request in requests}
         for request in requests:
-            self._loop.add(request)
-        while self._loop.has_unfinished:
-            for delta in self._loop.step():
+            self.loop.add(request)
+        while self.loop.has_unfinished:
+            for delta in self.loop.step():
                 outputs[delta.request_id].append(delta)
         assert self.stats().num_free_pages == self.stats().num_pages
         return [outputs[request.request_id] for request in requests]
 
     def stats(self) -> EngineStats:
-        return self._loop.stats()
+        return self.loop.stats()
 
 
 def engine(draft: str, **changes: object) -> EngineConfig:

@@ -22,6 +22,11 @@ class TokenGrammar(Protocol):
         """Why the grammar cannot be followed any more; the request has to end. None: all is well."""
         ...
 
+    @property
+    def num_followed(self) -> int:
+        """Of the tokens of the last `commit`, how many came before the failure; all of them without one."""
+        ...
+
     def forced(self, max_tokens: int) -> list[int]:
         """The only tokens that can come next, in their usual spelling; at most `max_tokens`, empty where there is a choice."""
         ...

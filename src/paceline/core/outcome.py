@@ -24,7 +24,7 @@ class SlotOutcome:
     num_accepted: int
     num_draft_computed_tokens: int  # committed tokens with valid drafter KV after this step; 0 if it keeps none
     logprobs: tuple[TokenLogprobs, ...] = ()  # one per new token, if the request asks
-    failure: str | None = None  # why the request cannot go on, through a fault of its own
+    failure: str | None = None  # why the request cannot go on behind the new tokens, of which there may be none; its own fault
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of the tokens behind those that a prompt chunk ran, as far as they are prompt
 
 

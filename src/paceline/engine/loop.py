@@ -11,6 +11,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import TYPE_CHECKING
 
 from paceline.core.outcome import StepOutcome, TokenDelta
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from paceline.engine.wire import EnginePort
 
 STATS_INTERVAL_S = 0.25
+_PREPARATION_POLL_S = 0.01
 _IDLE_POLL_S = 0.25  # also how soon an idle engine notices that its parent is gone
 
 
@@ -35,23 +37,37 @@ class EngineLoop:
         self._scheduler = scheduler
         self._executor = executor
         self._in_flight: deque[StepPlan] = deque()
+        self._preparing: dict[str, tuple[Request, Future[object]]] = {}  # request id -> a request whose grammar is being compiled
 
     def add(self, request: Request) -> None:
-        """Queue a request; raises BadInputError if it can never run."""
-        self._scheduler.add(request)
+        """Queue a request; raises BadInputError if it can never run. One whose grammar is being compiled waits for that first."""
+        assert request.request_id not in self._preparing, f"request id {request.request_id} is in use"
+        grammar = request.sampling.grammar
+        preparation = None if grammar is None else self._executor.prepare(grammar)
+        if preparation is None:
+            self._scheduler.add(request)
+        else:
+            self._scheduler.check(request)
+            self._preparing[request.request_id] = (request, preparation)
 
     def abort(self, request_id: str) -> list[TokenDelta]:
+        if self._preparing.pop(request_id, None) is not None:
+            return [TokenDelta(request_id, (), FinishReason.ABORT)]
         return self._scheduler.abort(request_id)
 
     def fail_all(self, reason: str) -> list[TokenDelta]:
-        return self._scheduler.fail_all(reason)
+        failed = [TokenDelta(request_id, (), FinishReason.ERROR, error=reason) for request_id in self._preparing]
+        self._preparing.clear()
+        return failed + self._scheduler.fail_all(reason)
 
     @property
     def has_unfinished(self) -> bool:
-        return self._scheduler.has_unfinished
+        return self._scheduler.has_unfinished or bool(self._preparing)
 
     def step(self) -> list[TokenDelta]:
         """Plan up to the queue depth, wait for the oldest step and commit it. Empty when nothing could run."""
+        if self._preparing:
+            self._add_prepared()
         while len(self._in_flight) < self._executor.queue_depth:
             plan = self._scheduler.plan()
             if plan is None:
@@ -63,9 +79,18 @@ class EngineLoop:
         outcome: StepOutcome = self._executor.collect()
         return self._scheduler.commit(self._in_flight.popleft(), outcome)
 
+    def _add_prepared(self) -> None:
+        """Hand over what is ready; with nothing else to do, wait for it a little."""
+        if not self._scheduler.has_unfinished:
+            wait([preparation for _, preparation in self._preparing.values()], _PREPARATION_POLL_S, FIRST_COMPLETED)
+        for request_id, (request, preparation) in tuple(self._preparing.items()):
+            if preparation.done():
+                del self._preparing[request_id]
+                self._scheduler.add(request)
+
     def idle_s(self) -> float:
         """Seconds until the loop has something to do by itself: 0 with work at hand, at most the poll interval."""
-        if self._in_flight:
+        if self._in_flight or self._preparing:
             return 0.0
         if not self._scheduler.has_unfinished:
             return _IDLE_POLL_S

@@ -4,6 +4,8 @@ Loading lives in `executor/load.py`. On the CPU a step runs when it is submitted
 """
 
 from collections import deque
+from concurrent.futures import Future
+from typing import cast
 
 import torch
 
@@ -25,6 +27,10 @@ class Executor:
         self._drafter = drafter
         self._slots = SlotTable(grammars)
         self._outcomes: deque[StepOutcome] = deque()
+
+    def prepare(self, grammar: str) -> Future[object] | None:
+        """Begin what a request with this grammar has to wait for before it may be planned; None if there is nothing."""
+        return cast("Future[object] | None", self._slots.grammars.prepare(grammar))
 
     def submit(self, plan: StepPlan) -> None:
         with torch.inference_mode():

@@ -6,6 +6,7 @@ is limited in `core/grammar.py`; the server checks each grammar under the same l
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from paceline.core.grammar import TokenGrammar
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-_MAX_KEPT = 64
+_MAX_KEPT = 32
 """Grammars whose compiled form is kept for the next request with the same text; each has been admitted at most as large as the limits."""
 _MAX_RENEWALS = 4
 """Of one request, each as long as compiling: matchers of one grammar share the states of its lexer, and so share its limit."""
@@ -37,6 +38,16 @@ class Grammars:
         self._eos_token_ids = tuple(eos_token_ids)
         self._tokenizer: LLTokenizer | None = None
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._compiling: dict[str, Future[LLMatcher]] = {}
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")  # the compiler lets other threads run
+
+    def prepare(self, text: str) -> "Future[LLMatcher] | None":
+        """Begin to compile beside the running steps; None if there is nothing to wait for. `start` takes what is done."""
+        if text in self._compiled:
+            return None
+        if text not in self._compiling:
+            self._compiling[text] = self._thread.submit(self._new_matcher, text)
+        return self._compiling[text]
 
     def start(self, text: str, output_token_ids: Sequence[int]) -> TokenGrammar:
         """The grammar `text` behind output that is already there, after a preemption."""
@@ -47,7 +58,8 @@ class Grammars:
     def _compile(self, text: str) -> "LLMatcher":
         """The matcher that is kept for all requests with this text."""
         if text not in self._compiled:
-            self._compiled[text] = self._new_matcher(text)
+            compiling = self._compiling.pop(text, None)
+            self._compiled[text] = self._new_matcher(text) if compiling is None else compiling.result()
             if len(self._compiled) > _MAX_KEPT:
                 self._compiled.popitem(last=False)
         self._compiled.move_to_end(text)
@@ -89,10 +101,15 @@ class _SlotGrammar:
         self._is_over = False  # a token that ends the text has been committed
         self._blind_at: int | None = None  # how many drafts ahead no mask could be made
         self._failure: str | None = None
+        self._num_followed = 0
 
     @property
     def failure(self) -> str | None:
         return _GAVE_UP if self._failure is None and self._matcher.is_error() else self._failure
+
+    @property
+    def num_followed(self) -> int:
+        return self._num_followed
 
     def forced(self, max_tokens: int) -> list[int]:
         ahead = self._matcher.deep_copy()
@@ -116,8 +133,12 @@ class _SlotGrammar:
 
     def commit(self, token_ids: Sequence[int]) -> None:
         blind_at, self._blind_at = self._blind_at, None
+        self._num_followed = len(token_ids)
         for index, token_id in enumerate(token_ids):
-            if self._is_over or self.failure is not None:
+            if self._is_over:
+                return
+            if self.failure is not None:
+                self._num_followed = index
                 return
             if index == blind_at:
                 self._failure = _GAVE_UP
@@ -125,6 +146,9 @@ class _SlotGrammar:
                 self._is_over = True
             elif not self._take(token_id):
                 self._failure = _GAVE_UP if self._matcher.is_error() else _LEFT
+            if self._failure is not None:
+                self._num_followed = index
+                return
 
     def _look_ahead(self, drafts: Sequence[int], first: int, num_rows: int) -> tuple[list[bytes], int | None]:
         """The masks, and how many drafts ahead a limit was met, if one was."""

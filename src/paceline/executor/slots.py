@@ -16,7 +16,7 @@ class SlotTable:
 
     def __init__(self, grammars: Grammars) -> None:
         self.slots: dict[int, Slot] = {}
-        self._grammars = grammars
+        self.grammars = grammars
 
     def apply(self, plan: StepPlan) -> None:
         """Carry out a plan's bookkeeping in its fixed order: release, admit, cut page lists, append pages."""
@@ -56,7 +56,7 @@ class SlotTable:
             num_computed_tokens=admission.num_computed_tokens,
             stop_token_ids=admission.stop_token_ids,
             prediction_token_ids=admission.prediction_token_ids,
-            grammar=None if text is None else self._grammars.start(text, output),
+            grammar=None if text is None else self.grammars.start(text, output),
         )
 
 

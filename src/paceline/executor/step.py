@@ -116,6 +116,9 @@ def _judged_logits(runs: Sequence[_SpanRun], logits: torch.Tensor) -> torch.Tens
 
 def _outcome(run: _SpanRun, new: tuple[int, ...], logits: torch.Tensor, drafter: Drafter) -> SlotOutcome:
     span, slot, sampling = run.span, run.slot, run.slot.sampling
+    failure = None if slot.grammar is None else slot.grammar.failure
+    if slot.grammar is not None and failure is not None:
+        new = new[: slot.grammar.num_followed]
     logprobs = prompt_logprobs = ()
     if sampling.num_logprobs is not None:
         logprobs = token_logprobs(logits[run.first_judged : run.first_judged + len(new)], new, sampling.num_logprobs)
@@ -129,7 +132,7 @@ def _outcome(run: _SpanRun, new: tuple[int, ...], logits: torch.Tensor, drafter:
         num_drafted=len(run.drafts),
         num_accepted=max(len(new) - 1, 0),
         num_draft_computed_tokens=drafter.num_computed_tokens(span.slot),
-        failure=None if slot.grammar is None else slot.grammar.failure,
+        failure=failure,
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
     )

@@ -87,6 +87,16 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Queues a request; raises BadInputError if it can never run or its id is in use."""
+        self.check(request)
+        engine_cap = 0 if self._facts.drafter == "none" else self._facts.max_draft_length
+        draft_cap = engine_cap if request.max_draft_length is None else max(min(request.max_draft_length, engine_cap), 0)
+        row = new_row(request, self._num_added, draft_cap, self._facts.eos_token_ids)
+        self._num_added += 1
+        self._unfinished[request.request_id] = row
+        self._waiting.append(row)
+
+    def check(self, request: Request) -> None:
+        """Raises what `add` would raise."""
         num_tokens = len(request.prompt_token_ids)
         if request.request_id in self._unfinished:
             raise BadInputError(f"request id {request.request_id!r} is in use by an unfinished request; choose another", param="request_id")
@@ -95,12 +105,6 @@ class Scheduler:
         self._facts.check_prompt(num_tokens)
         if request.sampling.max_tokens < 1:
             raise BadInputError(f"max_tokens is {request.sampling.max_tokens}; ask for at least 1", param="max_tokens")
-        engine_cap = 0 if self._facts.drafter == "none" else self._facts.max_draft_length
-        draft_cap = engine_cap if request.max_draft_length is None else max(min(request.max_draft_length, engine_cap), 0)
-        row = new_row(request, self._num_added, draft_cap, self._facts.eos_token_ids)
-        self._num_added += 1
-        self._unfinished[request.request_id] = row
-        self._waiting.append(row)
 
     def abort(self, request_id: str) -> list[TokenDelta]:
         """Ends a request now and returns its final delta; nothing for an id that is unknown or has ended."""
@@ -191,11 +195,11 @@ class Scheduler:
         assert outcome.slot == span.slot, f"outcome of slot {outcome.slot} stands where slot {span.slot} was planned"
         num_new = len(outcome.new_token_ids)
         assert num_new <= span.draft_budget + 1 if span.emits else num_new == 0, f"slot {span.slot} yields {num_new} tokens, planned {span}"
-        assert num_new > 0 or not span.emits, f"slot {span.slot} yields no token, planned {span}"
-        if outcome.failure is not None:
-            return replace(self._finish(row, FinishReason.ERROR, (), outcome.failure), is_refusal=True)
+        assert num_new > 0 or not span.emits or outcome.failure, f"slot {span.slot} yields no token, planned {span}"
         sequence = row.sequence
         tokens, reason = self._append(row, outcome.new_token_ids)
+        if outcome.failure is not None and reason is None:
+            return replace(self._finish(row, FinishReason.ERROR, tokens, outcome.failure), is_refusal=True)
         if span.kind is SpanKind.PREFILL:
             sequence.num_computed_tokens = span.start + span.num_new_tokens
         else:

@@ -5,6 +5,7 @@ What plain decoding gives is checked against a slow sampler that asks a matcher 
 
 import json
 import re
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -319,3 +320,54 @@ def test_compiled_grammars_are_bounded(tmp_path: Path, models: Models) -> None:
     for number in range(200):
         assert grammars.start(LLMatcher.grammar_from_regex(f"a{{{number + 1}}}"), []).failure is None
     assert len(grammars._compiled) <= 64
+
+
+def test_a_long_compilation_keeps_nobody_else_waiting(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest, may_go_on = Grammars._new_matcher, threading.Event()
+
+    def slow(self: Grammars, text: str) -> LLMatcher:
+        assert may_go_on.wait(60)
+        return honest(self, text)
+
+    monkeypatch.setattr(Grammars, "_new_matcher", slow)
+    together = Engine(models, engine("ngram"))
+    bound = [replace(request, request_id=f"bound-{request.request_id}") for request in requests(OPTIONS["calls"])]
+    for request in [*bound, *requests(WARM)]:
+        together.loop.add(request)
+    deltas = [delta for _ in range(200) for delta in together.loop.step()]
+    assert {delta.request_id for delta in deltas if delta.finish_reason is not None} == {request.request_id for request in requests(WARM)}
+    assert not any(delta.request_id.startswith("bound") for delta in deltas)
+    assert [delta.finish_reason for delta in together.loop.abort(bound[0].request_id)] == [FinishReason.ABORT]
+    may_go_on.set()
+    ended: dict[str, FinishReason] = {}
+    while together.loop.has_unfinished:
+        ended |= {delta.request_id: delta.finish_reason for delta in together.loop.step() if delta.finish_reason is not None}
+    assert ended == {request.request_id: FinishReason.STOP for request in bound[1:]}
+
+
+def test_requests_whose_grammar_is_compiled_fail_with_the_others(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    may_go_on = threading.Event()
+    monkeypatch.setattr(Grammars, "_new_matcher", lambda self, text: may_go_on.wait(60))
+    together = Engine(models, engine("none"))
+    for request in requests(OPTIONS["calls"]):
+        together.loop.add(request)
+    failed_ids = {delta.request_id for delta in together.loop.fail_all("it is over") if delta.finish_reason is FinishReason.ERROR}
+    assert failed_ids == {request.request_id for request in requests(GREEDY)}
+    assert not together.loop.has_unfinished
+    may_go_on.set()
+
+
+@pytest.mark.parametrize("draft", DRAFTERS)
+def test_what_came_before_a_failure_stands(models: Models, monkeypatch: pytest.MonkeyPatch, draft: str) -> None:
+    """Whether drafts brought it in the same step or not; and an answer that had ended by then has ended well."""
+    sampling = replace(GREEDY, grammar=LLMatcher.grammar_from_regex("abcdefgh+"))
+    request = requests(sampling)[0]
+    (whole,) = Engine(models, engine("none")).run([request])
+    honest = grammar._SlotGrammar._take
+    monkeypatch.setattr(grammar._SlotGrammar, "_take", lambda self, token: len(self._taken) < 5 and honest(self, token))
+    full = Engine(models, engine(draft), FullDraftLength(0))
+    (deltas,) = full.deltas([request])
+    assert tuple(token for delta in deltas for token in delta.token_ids) == whole[:5]
+    assert (deltas[-1].finish_reason, deltas[-1].is_refusal) == (FinishReason.ERROR, True)
+    stopped = replace(request, sampling=replace(sampling, stop_token_ids=(whole[4],)))
+    assert full.deltas([stopped])[0][-1].finish_reason is FinishReason.STOP
