@@ -13,7 +13,6 @@ from typing import Annotated, get_args
 import msgspec
 from fastapi import FastAPI
 from msgspec import Meta, Raw, Struct
-from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
@@ -26,13 +25,13 @@ from paceline.metrics.requests import RequestMetrics
 from paceline.server.app import Server
 from paceline.server.chat import Job
 from paceline.server.detokenize import TextDelta
+from paceline.server.exchange import json_response, read_request
 from paceline.server.generation import Generation
 from paceline.server.inflight import InFlight
 from paceline.server.openai.requests import MAX_PROMPT_TOKEN_IDS, Temperature, TokenId, read_body
 from paceline.server.openai.schema import describe_answers
 from paceline.server.openai.tokenization import DetokenizeRequest, TokenizeRequest
 from paceline.server.openai.tool_requests import ChatMessage
-from paceline.server.origin import check_content_type
 from paceline.server.sampling import check_token_ids
 from paceline.server.stream import WholeAnswer
 
@@ -95,11 +94,7 @@ class DraftServer(Server):
     async def draft(self, request: HttpRequest) -> Response:
         """The tokens that the model would say next."""
         arrival_s = time.monotonic()
-        check_content_type(request.headers.get("content-type"))
-        try:
-            body = read_draft(await request.body())
-        except ClientDisconnect:
-            raise BadInputError("the client left before its body was complete") from None
+        body = await read_request(request, read_draft)
         self._preparation.check_model(body.model)
         facts = self._engine.facts
         context = body.context(facts)
@@ -108,7 +103,7 @@ class DraftServer(Server):
         if refusal is not None:
             return self._error_response(refusal)
         if num_tokens <= 0:  # the target may go on where this model cannot
-            return Response(_answer((), (), bool(body.return_probs)), media_type="application/json")
+            return json_response(_answer((), (), bool(body.return_probs)))
         sampling = SamplingParams(num_tokens, body.temperature or 0.0, seed=body.seed or 0, num_logprobs=0).normalised(facts.vocab_size)
         draft_id = f"draft-{uuid.uuid4().hex}"
         job = Job(draft_id, (Request(draft_id, context, sampling, arrival_s, max_draft_length=0),), ())
