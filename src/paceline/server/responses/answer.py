@@ -26,11 +26,11 @@ class WholeResponse(WholeAnswer):
         super().__init__(generation, in_flight, metrics)
         self._reply = reply
 
-    async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await super()._run(scope, receive, send)
+            await super().__call__(scope, receive, send)
         finally:
-            self._reply.cancel()  # the client left; no news for one that has ended
+            self._reply.cancel()  # the client left, or the time was up before the first step; no news for one that has ended
 
     async def _finished_body(self) -> bytes:
         await self._reply.follow()
@@ -48,9 +48,9 @@ class ResponseStream(EventStream):
         super().__init__(generation, in_flight, metrics)
         self._reply = reply
 
-    async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await super()._run(scope, receive, send)
+            await super().__call__(scope, receive, send)
         finally:
             self._reply.cancel()
 

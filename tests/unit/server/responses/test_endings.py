@@ -1,5 +1,7 @@
 """Responses that end before their time: faults, limits, clients that leave, servers that stop. Each says so, and nothing runs on."""
 
+import asyncio
+from collections.abc import Coroutine
 from typing import Any
 
 import pytest
@@ -79,6 +81,31 @@ async def test_a_client_that_leaves_ends_a_whole_response(speak: Speak) -> None:
     assert len(site.engine.aborted) == 1
     assert record.end is not None
     assert record.end.status == "cancelled", "so that it can make room for others"
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_response_that_is_cancelled_before_its_first_step_has_ended(
+    speak: Speak, monkeypatch: pytest.MonkeyPatch, streamed: bool
+) -> None:
+    """As by a time limit that is over just then. One that never ended could never make room."""
+    create_task = asyncio.create_task
+
+    def cancelled(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = create_task(work)
+        if work.__qualname__ == "GenerationResponse._run":
+            task.cancel()
+        return task
+
+    site = speak()
+    connection = site.open(PATH, {"input": "hi", "stream": streamed})
+    with monkeypatch.context() as patch:
+        patch.setattr(asyncio, "create_task", cancelled)
+        with pytest.raises(asyncio.CancelledError):
+            await connection.task
+    (record,) = site.server._responses._store._records.values()
+    assert record.end is not None
+    assert record.end.status == "cancelled"
+    assert site.server._responses._store._num_running_bytes == 0
 
 
 async def test_shut_down_breaks_a_stream(speak: Speak) -> None:
