@@ -223,7 +223,10 @@ def in_our_terms(error: BadInputError) -> BadInputError:
         if found is not None:
             param, name = theirs.sub(ours, error.param, 1), found[0]
             kind = NotFoundError if isinstance(error, NotFoundError) else BadInputError
-            return kind(str(error).replace(name, found.expand(ours)), param=param, code=error.code)
+            text = str(error)
+            if name != "messages" or text.startswith("messages:"):  # elsewhere it is a word of the sentence
+                text = text.replace(name, found.expand(ours))
+            return kind(text, param=param, code=error.code)
     return error
 
 

@@ -226,6 +226,7 @@ def test_the_format_of_the_text_in_chats_form(given: dict[str, Any] | None, expe
             "text.format.schema: x",
         ),
         (NotFoundError("no", param="model", code="model_not_found"), "model", "no"),
+        (BadInputError("the template refuses these messages: no", param="messages"), "input", "the template refuses these messages: no"),
         (BadInputError("no"), None, "no"),
     ],
 )
