@@ -43,15 +43,18 @@ class EngineLoop:
         """Queue a request; raises BadInputError if it can never run. One whose grammar is being compiled waits for that first."""
         assert request.request_id not in self._preparing, f"request id {request.request_id} is in use"
         grammar = request.sampling.grammar
+        self._scheduler.check(request)
         preparation = None if grammar is None else self._executor.prepare(grammar)
         if preparation is None:
             self._scheduler.add(request)
         else:
-            self._scheduler.check(request)
             self._preparing[request.request_id] = (request, preparation)
 
     def abort(self, request_id: str) -> list[TokenDelta]:
-        if self._preparing.pop(request_id, None) is not None:
+        prepared = self._preparing.pop(request_id, None)
+        if prepared is not None:
+            if all(preparation is not prepared[1] for _, preparation in self._preparing.values()):
+                prepared[1].cancel()
             return [TokenDelta(request_id, (), FinishReason.ABORT)]
         return self._scheduler.abort(request_id)
 

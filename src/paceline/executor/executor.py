@@ -29,7 +29,10 @@ class Executor:
         self._outcomes: deque[StepOutcome] = deque()
 
     def prepare(self, grammar: str) -> Future[object] | None:
-        """Begin what a request with this grammar has to wait for before it may be planned; None if there is nothing."""
+        """Begin what a request with this grammar has to wait for before it may be planned; None if there is nothing.
+
+        The same future for the same grammar; whoever is the last to wait for it may cancel it.
+        """
         return cast("Future[object] | None", self._slots.grammars.prepare(grammar))
 
     def submit(self, plan: StepPlan) -> None:

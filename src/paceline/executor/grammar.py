@@ -42,7 +42,11 @@ class Grammars:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")  # the compiler lets other threads run
 
     def prepare(self, text: str) -> "Future[LLMatcher] | None":
-        """Begin to compile beside the running steps; None if there is nothing to wait for. `start` takes what is done."""
+        """Begin to compile beside the running steps; None if there is nothing to wait for. `start` takes what is done.
+
+        Who no longer waits may cancel what it got, if nobody else waits for the same text.
+        """
+        self._keep_finished()
         if text in self._compiled:
             return None
         if text not in self._compiling:
@@ -59,11 +63,22 @@ class Grammars:
         """The matcher that is kept for all requests with this text."""
         if text not in self._compiled:
             compiling = self._compiling.pop(text, None)
-            self._compiled[text] = self._new_matcher(text) if compiling is None else compiling.result()
-            if len(self._compiled) > _MAX_KEPT:
-                self._compiled.popitem(last=False)
+            self._keep(text, self._new_matcher(text) if compiling is None or compiling.cancelled() else compiling.result())
         self._compiled.move_to_end(text)
         return self._compiled[text]
+
+    def _keep_finished(self) -> None:
+        """Requests may end before they start: what was compiled for them counts among those that are kept."""
+        for text, compiling in tuple(self._compiling.items()):
+            if compiling.done():
+                del self._compiling[text]
+                if not compiling.cancelled():
+                    self._keep(text, compiling.result())
+
+    def _keep(self, text: str, matcher: "LLMatcher") -> None:
+        self._compiled[text] = matcher
+        if len(self._compiled) > _MAX_KEPT:
+            self._compiled.popitem(last=False)
 
     def _compile_alone(self, text: str) -> "LLMatcher":
         """A matcher that shares nothing, for a request that met a limit; the kept one has met it too and is of no use to anybody."""
