@@ -16,8 +16,9 @@ from paceline.errors import BadInputError, NotFoundError, PacelineError
 from paceline.metrics.prometheus import CONTENT_TYPE, Snapshot, render
 from paceline.metrics.requests import RequestMetrics
 from paceline.server.anthropic.errors import error_body
-from paceline.server.anthropic.routes import MessagesRoutes, Parts
+from paceline.server.anthropic.routes import MessagesRoutes
 from paceline.server.chat import Job, Preparation
+from paceline.server.core import Core
 from paceline.server.edge import Edge
 from paceline.server.engine_port import Engine
 from paceline.server.exchange import json_response as _json
@@ -40,7 +41,7 @@ from paceline.server.openai.tokenization import (
     read_tokenize,
     tokenize_answer,
 )
-from paceline.server.responses.routes import Core, ResponseRoutes
+from paceline.server.responses.routes import ResponseRoutes
 from paceline.server.responses.store import ResponseStore
 from paceline.server.stats import MAX_STREAMS, Stats, StatsStream
 from paceline.server.stream import STOPPING, BodyResponse, StreamResponse
@@ -69,9 +70,8 @@ class Server:
         self._in_flight = in_flight
         self._preparation = Preparation(model_folder, engine.facts, self.model_name, config.engine.seed)
         self._created_s = int(time.time())
-        parts = Parts(self._preparation, self._generation, self._refusal, in_flight, self.metrics, self.model_name)
-        self._messages = MessagesRoutes(parts)
         core = Core(self.model_name, self._preparation, in_flight, self.metrics, self._generation, self._refusal, self._error_response)
+        self._messages = MessagesRoutes(core)
         self._responses = ResponseRoutes(core, ResponseStore(config.responses_memory_bytes))
         # No docs pages: they would load from a CDN.
         routes = FastAPI(title="Paceline", version=__version__, docs_url=None, redoc_url=None)

@@ -1,8 +1,7 @@
 """The routes of `/v1/responses`: make, fetch, list the input of, cancel and delete responses."""
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, partial
 
 import msgspec
@@ -10,13 +9,11 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from paceline.errors import BadInputError, NotFoundError
-from paceline.metrics.requests import RequestMetrics
-from paceline.server.chat import Job, Preparation
+from paceline.server.chat import Job
+from paceline.server.core import Core
 from paceline.server.exchange import json_response, read_request
-from paceline.server.generation import Generation
-from paceline.server.inflight import InFlight
 from paceline.server.limits import place_of
-from paceline.server.openai.errors import ErrorAnswer, store_full
+from paceline.server.openai.errors import store_full
 from paceline.server.responses.answer import BackgroundResponse, ResponseStream, WholeResponse
 from paceline.server.responses.events import Events
 from paceline.server.responses.items import decode_items, encode_items, stored_item
@@ -30,19 +27,6 @@ _BYTES_PER_TOKEN = 16  # of an answer: its text stands in the response object an
 _BYTES_PER_LOGPROB = 160  # the same
 _HEAD_BYTES = 2048
 _MAX_RESERVED_TOKENS = 1024  # most answers end long before they may; a longer one makes its room when it ends
-
-
-@dataclass(frozen=True, slots=True)
-class Core:
-    """What a route needs of the server to run a job. `refusal`: what to tell a good request that cannot run now."""
-
-    model_name: str
-    preparation: Preparation
-    in_flight: InFlight
-    metrics: RequestMetrics
-    new_generation: Callable[[Job], Generation]
-    refusal: Callable[[], ErrorAnswer | None]
-    refuse: Callable[[ErrorAnswer], Response]
 
 
 class ResponseRoutes:
@@ -79,13 +63,13 @@ class ResponseRoutes:
             raise in_our_terms(error) from None
         refusal = self._core.refusal()
         if refusal is not None:
-            return self._core.refuse(refusal)
+            return self._core.refuse(refusal, request.scope)
         job = replace(job, answer_id=job.answer_id.replace("chatcmpl-", "resp_"))
         turns = (*earlier, encode_items([stored_item(item) for item in body.items]))
         record = Record(job.answer_id, owner, turns, bool(body.background), _reserved_bytes(job))
         is_stored = body.store is not False and self._store.add(record)
         if not is_stored and (body.store or body.background):
-            return self._refuse_storing(record)
+            return self._refuse_storing(request, record)
         return self._answer(request, body, job, record, is_stored)
 
     async def retrieve(self, request: Request, response_id: str) -> Response:
@@ -149,7 +133,7 @@ class ResponseRoutes:
             raise NotFoundError(_not_found(response_id), param="response_id")
         return record
 
-    def _refuse_storing(self, record: Record) -> Response:
+    def _refuse_storing(self, request: Request, record: Record) -> Response:
         limit = self._store.max_bytes
         if record.num_bytes > limit:
             raise BadInputError(
@@ -157,7 +141,7 @@ class ResponseRoutes:
                 "or start the server with a larger --responses-memory-bytes",
                 param="store",
             )
-        return self._core.refuse(store_full(limit))
+        return self._core.refuse(store_full(limit), request.scope)
 
 
 @cache  # the same for every server of a process
