@@ -30,7 +30,7 @@ from paceline.server.inflight import InFlight
 from paceline.server.limits import RequestLimits
 from paceline.server.openai import answers
 from paceline.server.openai.answers import Envelope
-from paceline.server.openai.errors import ENGINE_GONE, ErrorAnswer, answer_for, answer_for_status, too_many_streams
+from paceline.server.openai.errors import ENGINE_GONE, STOPPING, ErrorAnswer, answer_for, answer_for_status, too_many_streams
 from paceline.server.openai.requests import GenerationRequest, StreamOptions, read_chat_completion, read_completion, schemas
 from paceline.server.openai.schema import describe_answers
 from paceline.server.openai.tokenization import (
@@ -44,7 +44,7 @@ from paceline.server.openai.tokenization import (
 from paceline.server.responses.routes import ResponseRoutes
 from paceline.server.responses.store import ResponseStore
 from paceline.server.stats import MAX_STREAMS, Stats, StatsStream
-from paceline.server.stream import STOPPING, BodyResponse, StreamResponse
+from paceline.server.stream import BodyResponse, StreamResponse
 
 _REF = "#/components/schemas/{name}"
 _STREAM = {"name": "stream", "in": "query", "schema": {"enum": ["0", "1"]}, "description": "1: an event each second."}

@@ -15,14 +15,14 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from paceline.errors import PacelineError
-from paceline.metrics.requests import ErrorKind, RequestMetrics
+from paceline.metrics.requests import RequestMetrics
 from paceline.server.detokenize import TextDelta
 from paceline.server.generation import Generation
 from paceline.server.inflight import InFlight, InterruptedAnswerError, Interruption
 from paceline.server.limits import deadline_of
 from paceline.server.openai import answers
 from paceline.server.openai.answers import Choice, Envelope
-from paceline.server.openai.errors import ErrorAnswer, answer_for
+from paceline.server.openai.errors import STOPPING, ErrorAnswer, answer_for
 from paceline.server.openai.logprobs import LogprobWriter, prompt_logprobs
 from paceline.server.openai.messages import Message, delta_fields, finish_reason
 from paceline.server.openai.requests import StreamOptions
@@ -31,9 +31,6 @@ from paceline.server.parsing.deltas import OutputParser, PlainParser
 _log = logging.getLogger(__name__)
 
 _LAST_WORDS_S = 1.0  # a client that does not read gets no longer to take the last event
-STOPPING = ErrorAnswer(
-    503, ErrorKind.UNAVAILABLE, "the server is shutting down; send the request again", "server_error", code="shutting_down", retry_after_s=1
-)
 
 SEND_PART = "paceline.send_part"  # in an ASGI scope: the server's own `send`, for parts of a body that are neither first nor last
 Headers = list[tuple[bytes, bytes]]

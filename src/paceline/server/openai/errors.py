@@ -66,6 +66,12 @@ ENGINE_GONE = ErrorAnswer(
 """The answer to requests that come after the engine's death; those it was working on get `answer_for(EngineDeadError)`."""
 
 
+STOPPING = ErrorAnswer(
+    503, ErrorKind.UNAVAILABLE, "the server is shutting down; send the request again", _SERVER, code="shutting_down", retry_after_s=1
+)
+"""The answer to requests that come, or still run, when the server ends."""
+
+
 def busy(max_concurrent_requests: int) -> ErrorAnswer:
     """The answer to a request over the limit of the server."""
     message = (

@@ -12,9 +12,9 @@ from paceline.server.detokenize import TextDelta
 from paceline.server.generation import Generation
 from paceline.server.inflight import InFlight, InterruptedAnswerError, Interruption
 from paceline.server.limits import Place
-from paceline.server.openai.errors import ErrorAnswer, answer_for
+from paceline.server.openai.errors import STOPPING, ErrorAnswer, answer_for
 from paceline.server.responses.reply import Reply
-from paceline.server.stream import STOPPING, EventStream, WholeAnswer
+from paceline.server.stream import EventStream, WholeAnswer
 
 _log = logging.getLogger(__name__)
 
