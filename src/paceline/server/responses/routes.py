@@ -26,6 +26,7 @@ from paceline.server.responses.truncation import fitting_job
 _BYTES_PER_TOKEN = 16  # of an answer: its text stands in the response object and among the items
 _BYTES_PER_LOGPROB = 160  # the same
 _HEAD_BYTES = 2048
+_REFUSED = ("max_tokens", "n", "prompt_logprobs", "response_format")  # chat's options that `unsupported.py` refuses
 _MAX_RESERVED_TOKENS = 1024  # most answers end long before they may; a longer one makes its room when it ends
 
 
@@ -148,6 +149,8 @@ class ResponseRoutes:
 def _schemas(ref_template: str) -> tuple[dict[str, object], dict[str, object]]:
     """The JSON schema of a body, and those that it refers to by name."""
     (schema,), named = msgspec.json.schema_components((ResponseRequest,), ref_template=ref_template)
+    for name in _REFUSED:
+        del named[ResponseRequest.__name__]["properties"][name]
     return schema, named
 
 

@@ -235,6 +235,12 @@ def test_errors_of_chat_get_the_names_of_this_route(error: BadInputError, param:
     assert (ours.param, str(ours), ours.code, type(ours)) == (param, message, error.code, type(error))
 
 
+async def test_options_that_are_refused_are_not_described(make_site: Callable[..., Site]) -> None:
+    described = (await make_site().get("/openapi.json")).json()["components"]["schemas"]["ResponseRequest"]["properties"]
+    assert "max_output_tokens" in described
+    assert not described.keys() & _NEUTRAL_IN_RESPONSE.keys()
+
+
 def test_a_text_is_the_users_message(make_site: Callable[..., Site]) -> None:
     request = ResponseRequest(input="hi")
     assert [(item.role, item.content) for item in request.items] == [("user", "hi")]
