@@ -13,6 +13,8 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "top_logprobs": (0,),
     "prompt_logprobs": (),
     "stream_options": ({},),
+    "parallel_tool_calls": (True,),  # tool_choice says so there
+    "continue_final_message": (),  # an assistant's message at the end always is
     "container": (),
     "mcp_servers": ([],),
     "context_management": ({}, {"edits": []}),

@@ -31,6 +31,8 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "chat_template_kwargs": ({},),
     "documents": ([],),
     "reasoning_effort": (),
+    "verbosity": ("medium",),
+    "guided_whitespace_pattern": (),
     "modalities": (["text"],),
     "audio": (),
     "web_search_options": (),
@@ -41,6 +43,8 @@ _NEUTRAL_IN_COMPLETION: dict[str, tuple[object, ...]] = {  # chat has them
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "continue_final_message": (False,),
+    "max_completion_tokens": (),
+    "top_logprobs": (0,),
 }
 _NEUTRAL_IN_RESPONSE: dict[str, tuple[object, ...]] = {
     **NEUTRAL,
@@ -52,6 +56,7 @@ _NEUTRAL_IN_RESPONSE: dict[str, tuple[object, ...]] = {
     "response_format": (),
     "n": (1,),
     "prompt_logprobs": (),
+    "continue_final_message": (False,),
     "conversation": (),
     "context_management": ([],),
     "moderation": (),

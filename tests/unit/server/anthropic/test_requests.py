@@ -90,6 +90,8 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "prompt_logprobs": ({"prompt_logprobs": 1}, "prompt_logprobs is not supported"),
     "response_format": ({"response_format": {"type": "json_object"}}, "response_format: here its name is output_config.format"),
     "stream_options": ({"stream": True, "stream_options": {"include_usage": True}}, "stream_options is not supported"),
+    "parallel_tool_calls": ({"parallel_tool_calls": False}, "parallel_tool_calls is not supported"),
+    "continue_final_message": ({"continue_final_message": True}, "continue_final_message is not supported"),
     "effort": ({"output_config": {"effort": "high"}}, "output_config.effort: no model here can be told"),
     "other format": ({"output_config": {"format": {"type": "xml"}}}, "output_config.format.type: "),
     "no schema": ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema: the field is missing"),

@@ -27,6 +27,7 @@ UNSUPPORTED: list[tuple[str, Any]] = [
     ("best_of", 4), ("echo", True), ("suffix", "x"),
     ("chat_template", "{{ 1 }}"), ("chat_template_kwargs", {"a": 1}), ("modalities", ["audio"]),
     ("skip_special_tokens", False), ("conversation_id", "c1"), ("prompt_embeds", "AAAA"), ("reasoning_effort", "high"),
+    ("verbosity", "low"), ("guided_whitespace_pattern", " "),
 ]  # fmt: skip
 
 
@@ -41,8 +42,11 @@ async def test_options_that_are_lacking_are_refused_by_name(site: Site, path: st
     assert not site.engine.requests
 
 
-@pytest.mark.parametrize(("name", "value"), [("tools", [{"type": "function"}]), ("tools", [{}] * 1000), ("tool_choice", "required")])
-async def test_completions_have_no_tools(site: Site, name: str, value: Any) -> None:
+@pytest.mark.parametrize(("name", "value"), [
+    ("tools", [{"type": "function"}]), ("tools", [{}] * 1000), ("tool_choice", "required"),
+    ("max_completion_tokens", 5), ("top_logprobs", 2),
+])  # fmt: skip
+async def test_completions_lack_some_of_chats_options(site: Site, name: str, value: Any) -> None:
     answer = await site.post(COMPLETIONS, {"prompt": "x", name: value})
     assert answer.status == 400
     assert answer.json()["error"]["message"].startswith(f"{name} is not supported by this version")

@@ -58,6 +58,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user", "content": "x"}]}, "messages"),
     ({"prompt": {"id": "pmpt_1"}}, "prompt"),
     ({"conversation": "conv_1"}, "conversation"),
+    ({"continue_final_message": True}, "continue_final_message"),
     ({"context_management": [{"type": "compaction"}]}, "context_management"),
     ({"moderation": {"model": "x"}}, "moderation"),
     ({"reasoning": {"effort": "high"}}, "reasoning"),
