@@ -32,6 +32,9 @@ class Executor:
         """Begin what a request with this grammar has to wait for before it may be planned; None if there is nothing."""
         return cast("Future[object] | None", self._slots.grammars.prepare(grammar))
 
+    def close(self) -> None:
+        self._slots.grammars.close()
+
     def submit(self, plan: StepPlan) -> None:
         with torch.inference_mode():
             self._outcomes.append(run_step(plan, self._slots, self._drafter, self._target))
