@@ -83,8 +83,9 @@ def text_of(models: Models, tokens: Sequence[int]) -> str:
     return Tokenizer.from_file(str(models.target / "tokenizer.json")).decode(list(tokens), skip_special_tokens=True)
 
 
-def test_answers_are_in_the_language(models: Models) -> None:
-    alone = Engine(models, engine("ngram"))
+@pytest.mark.parametrize("draft", DRAFTERS)
+def test_answers_are_in_the_language(models: Models, draft: str) -> None:
+    alone = Engine(models, engine(draft))
     for sampling in OPTIONS.values():
         for deltas in alone.deltas(requests(replace(sampling, max_tokens=200))):
             text = text_of(models, [token for delta in deltas for token in delta.token_ids])

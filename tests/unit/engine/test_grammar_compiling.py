@@ -52,6 +52,7 @@ def test_grammars_that_no_request_takes_do_not_pile_up(models: Models) -> None:
         grammars._compiling[text].result(60)
         together.loop.abort(str(number))
     assert len(grammars._compiling) <= grammar._MAX_KEPT + 1
+    assert len(grammars._thread._threads) == 1
     with pytest.raises(BadInputError):
         together.loop.add(replace(bound("of a refused request", "refused"), prompt_token_ids=()))
     assert "of a refused request" not in grammars._compiling
