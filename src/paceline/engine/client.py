@@ -5,7 +5,7 @@ One asyncio task reads the engine's frames and another watches the process; per-
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import msgspec
@@ -26,18 +26,34 @@ _WATCH_INTERVAL_S = 0.2
 _CONNECT_INTERVAL_S = 0.02
 
 
+DeltaSink = Callable[[TokenDelta], bool]
+"""Takes a delta in place of the reader (True), or leaves it to the reader (False). Must not block."""
+
+
 class _Inbox:
-    """The deltas of one request on their way to its one reader. An asyncio.Queue costs three times as much, at every token."""
+    """The deltas of one request on their way to its one reader. An asyncio.Queue costs three times as much, at every token.
 
-    __slots__ = ("_waiter", "deltas")
+    What `sink` takes while the reader waits needs no way through a task, which costs as much again.
+    """
 
-    def __init__(self) -> None:
-        self.deltas: deque[TokenDelta | None] = deque()  # None: the engine is gone
+    __slots__ = ("_sink", "_waiter", "deltas")
+
+    def __init__(self, sink: DeltaSink | None) -> None:
+        self.deltas: deque[TokenDelta | Exception | None] = deque()  # an error of the sink; None: the engine is gone
+        self._sink = sink
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, delta: TokenDelta | None) -> None:
-        self.deltas.append(delta)
         waiter = self._waiter
+        if delta is not None and self._sink is not None and waiter is not None and not waiter.done():
+            try:
+                if self._sink(delta):
+                    return
+                self.deltas.append(delta)
+            except Exception as error:  # it is this reader's alone
+                self.deltas.append(error)
+        else:
+            self.deltas.append(delta)
         if waiter is not None:
             self._waiter = None
             if not waiter.done():
@@ -104,15 +120,15 @@ class EngineClient:
         """The engine's latest report, at most a step or 250 ms old."""
         return self._stats
 
-    async def submit(self, request: Request) -> AsyncIterator[TokenDelta]:
-        """Run a request and yield its deltas; the last one has a finish reason.
+    async def submit(self, request: Request, sink: DeltaSink | None = None) -> AsyncIterator[TokenDelta]:
+        """Run a request and yield its deltas; the last one has a finish reason. `sink` is offered those that come while the reader waits.
 
         Closing the iterator early aborts the request. Raises EngineDeadError when the engine is or goes away.
         """
         if self._death is not None:
             raise EngineDeadError(self._death)
         assert request.request_id not in self._queues, f"request id {request.request_id} is in use"
-        inbox = self._queues[request.request_id] = _Inbox()
+        inbox = self._queues[request.request_id] = _Inbox(sink)
         finished = False
         try:
             if not self._post(wire.Submit(request)):
@@ -124,6 +140,8 @@ class EngineClient:
                 if delta is None:
                     finished = True
                     raise EngineDeadError(self._death or "the engine ended")
+                if isinstance(delta, Exception):
+                    raise delta
                 finished = delta.finish_reason is not None
                 yield delta
         finally:

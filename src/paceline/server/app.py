@@ -42,6 +42,7 @@ from paceline.server.openai.tokenization import (
 )
 from paceline.server.responses.routes import Core, ResponseRoutes
 from paceline.server.responses.store import ResponseStore
+from paceline.server.routing import served
 from paceline.server.stats import MAX_STREAMS, Stats, StatsStream
 from paceline.server.stream import STOPPING, BodyResponse, StreamResponse
 
@@ -80,7 +81,7 @@ class Server:
         allowed_hosts = frozenset(name.strip().lower() for name in (config.allowed_hosts or "").split(","))
         limits = RequestLimits(config.max_concurrent_requests, config.request_timeout)
         self._stats = Stats(self.model_name, engine, self.metrics, limits, in_flight)
-        self.app: ASGIApp = Edge(routes, self.metrics, limits, is_loopback(config.host), allowed_hosts)
+        self.app: ASGIApp = Edge(served(routes), self.metrics, limits, is_loopback(config.host), allowed_hosts)
 
     async def start(self) -> None:
         """Start what helps to serve, before the first request. Raises BadInputError if the model's chat template cannot be used."""

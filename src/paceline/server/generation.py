@@ -7,6 +7,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from paceline.core.outcome import DraftStats, RequestStats, TokenDelta
 from paceline.core.request import FinishReason, Request
@@ -91,6 +92,15 @@ class Tally:
         self.counted.num_accepted_tokens += num_accepted
 
 
+class TextSink(Protocol):
+    """Takes text on the shortest way to the client."""
+
+    @property
+    def is_ready(self) -> bool: ...
+
+    def take(self, index: int, delta: TextDelta) -> None: ...
+
+
 class Generation:
     """One job in the engine."""
 
@@ -108,9 +118,14 @@ class Generation:
         self._merged: asyncio.Queue[tuple[int, TextDelta] | None] = asyncio.Queue()  # of several prompts; holds at most their answers
         self._early_end = FinishReason.ABORT
 
-    def run(self) -> AsyncGenerator[tuple[int, TextDelta], None]:
-        """(prompt, text) as it comes, until every prompt has finished. Raises what the engine raised, PacelineError if it gave up."""
-        streams = [self._run_one(index) for index in range(len(self._tallies))]
+    def run(self, sink: TextSink | None = None) -> AsyncGenerator[tuple[int, TextDelta], None]:
+        """(prompt, text) as it comes, until every prompt has finished. Raises what the engine raised, PacelineError if it gave up.
+
+        `sink` is handed what comes in the midst of a single answer while the reader waits and the sink is ready; it is not yielded.
+        """
+        if len(self._tallies) > 1 or self.job.stops:
+            sink = None  # of several answers the order, and where a stop string ends one, are found out on the way to the reader
+        streams = [self._run_one(index, sink) for index in range(len(self._tallies))]
         return streams[0] if len(streams) == 1 else _merge(streams, self._merged)
 
     def time_out(self) -> None:
@@ -175,10 +190,20 @@ class Generation:
             return 0
         return facts.max_draft_length if limit is None else limit
 
-    async def _run_one(self, index: int) -> AsyncGenerator[tuple[int, TextDelta], None]:
+    async def _run_one(self, index: int, sink: TextSink | None) -> AsyncGenerator[tuple[int, TextDelta], None]:
         tally = self._tallies[index]
         push = tally.detokenizer.push
-        deltas = self._engine.submit(tally.request)
+
+        def take(delta: TokenDelta) -> bool:
+            assert sink is not None
+            if delta.finish_reason is not None or tally.first_s is None or not sink.is_ready:
+                return False
+            text = push(delta)
+            self._observe(tally, delta, text)
+            sink.take(index, text)
+            return True
+
+        deltas = self._engine.submit(tally.request, None if sink is None else take)
         last: TextDelta | None = None
         ended: FinishReason | None = None
         try:

@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from paceline.errors import PacelineError
 from paceline.metrics.requests import ErrorKind, RequestMetrics
+from paceline.server.connection import PART_WRITER, PartWriter
 from paceline.server.detokenize import TextDelta
 from paceline.server.generation import Generation
 from paceline.server.inflight import InFlight, InterruptedAnswerError, Interruption
@@ -57,6 +58,7 @@ class GenerationResponse(Response):
         self._metrics = metrics
         self._phase = _Phase.NOTHING_SENT
         self._send_part: Send | None = None
+        self._part_writer: PartWriter | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # A task of its own, so that a chunk does not wake it through the dozen coroutines that lie around a route.
@@ -65,6 +67,7 @@ class GenerationResponse(Response):
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
         deadline = deadline_of(scope)
         self._send_part = scope.get(SEND_PART, send)
+        self._part_writer = scope.get(PART_WRITER)
         try:
             with self._in_flight.answering(receive) as interrupt:
                 if deadline is not None:
@@ -137,9 +140,21 @@ class EventStream(GenerationResponse):
         """What follows the last delta."""
         raise NotImplementedError
 
+    @property
+    def is_ready(self) -> bool:
+        """For a generation's sink: whether events can go straight to the connection."""
+        return self._phase is _Phase.STREAMING and self._part_writer is not None and self._part_writer.is_ready
+
+    def take(self, index: int, delta: TextDelta) -> None:
+        """For a generation's sink."""
+        assert self._part_writer is not None
+        event = self._event(index, delta)
+        if event:
+            self._part_writer.write(event)
+
     async def _answer(self, send: Send) -> None:
         send_part, is_begun = self._send_part or send, False
-        async with aclosing(self._generation.run()) as deltas:
+        async with aclosing(self._generation.run(self)) as deltas:
             async for index, delta in deltas:
                 event = self._event(index, delta)
                 if not is_begun:

@@ -16,7 +16,7 @@ import pytest_asyncio
 from paceline.config import EngineConfig
 from paceline.core.outcome import TokenDelta
 from paceline.core.request import FinishReason, Request, SamplingParams
-from paceline.engine.client import EngineClient
+from paceline.engine.client import EngineClient, _Inbox
 from paceline.errors import BadInputError, EngineDeadError, MissingError
 from tests.fakes.tiny_models import make_tiny_model
 
@@ -130,7 +130,7 @@ async def test_an_engine_whose_parent_is_gone_ends(folder: Path) -> None:
             "import asyncio",
             "from pathlib import Path",
             "from paceline.config import EngineConfig",
-            "from paceline.engine.client import EngineClient",
+            "from paceline.engine.client import EngineClient, _Inbox",
             "async def main():",
             f"    client = await EngineClient.start(EngineConfig(threads=1), Path({str(folder)!r}))",
             "    print(client.pid, flush=True)",
@@ -149,3 +149,32 @@ async def test_an_engine_whose_parent_is_gone_ends(folder: Path) -> None:
         await asyncio.sleep(0.1)
     os.kill(pid, signal.SIGKILL)
     pytest.fail("the engine outlived its parent")
+
+
+async def test_a_sink_takes_what_comes_while_the_reader_waits() -> None:
+    """Only then: what the reader has not read yet comes first. A fault of the sink is its own reader's."""
+    taken: list[TokenDelta] = []
+    deltas = [TokenDelta("a", (number,)) for number in range(6)]
+
+    def sink(delta: TokenDelta) -> bool:
+        if delta is deltas[3]:
+            return False
+        if delta is deltas[5]:
+            raise ValueError("it is broken")
+        taken.append(delta)
+        return True
+
+    inbox = _Inbox(sink)
+    inbox.put(deltas[0])
+    assert inbox.deltas.popleft() is deltas[0], "nobody waited"
+    arrival = inbox.arrival()
+    for delta in deltas[1:4]:
+        inbox.put(delta)
+    inbox.put(deltas[4])
+    assert arrival.done()
+    assert (taken, list(inbox.deltas)) == (deltas[1:3], deltas[3:5])
+    inbox.deltas.clear()
+    arrival = inbox.arrival()
+    inbox.put(deltas[5])
+    await arrival
+    assert isinstance(inbox.deltas[0], ValueError)

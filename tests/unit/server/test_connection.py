@@ -7,8 +7,10 @@ import urllib.request
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from paceline.config import ServerConfig
 from paceline.core.outcome import TokenDelta
@@ -124,3 +126,62 @@ def test_a_slow_but_steady_reader_gets_everything(served: Served) -> None:
     assert data.count(b"data: ") == 6000 + 1
     assert engine_of(served).aborted == []
     assert 'paceline_errors_total{kind="slow_reader"} 0.0' in counts(served)
+
+
+def test_text_is_whole_on_both_ways_to_the_client(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that pauses makes the server change between them; nothing is lost, doubled or out of order."""
+    num_tokens, ways = 6000, {"short": 0, "long": 0}
+    write, send = connection.PartWriter.write, RequestResponseCycle.send
+
+    def count_write(self: connection.PartWriter, part: bytes) -> None:
+        ways["short"] += 1
+        write(self, part)
+
+    async def count_send(self: RequestResponseCycle, message: Any) -> None:
+        ways["long"] += 1
+        await send(self, message)
+
+    monkeypatch.setattr(connection.PartWriter, "write", count_write)
+    monkeypatch.setattr(RequestResponseCycle, "send", count_send)
+    engine_of(served).answer = lambda request: [5 + (index * 7 + index // 11) % 250 for index in range(num_tokens)]
+    data = bytearray()
+    with ask(served, num_tokens) as client:
+        while b"[DONE]" not in data[-100:]:
+            if len(data) < 8192 * 40:
+                time.sleep(0.01)
+            data += client.recv(8192)
+    body = bytes(data).split(b"\r\n\r\n", 1)[1]
+    streamed = "".join(event["choices"][0]["text"] for event in events_of(body))
+    whole = json.loads(
+        urllib.request.urlopen(
+            urllib.request.Request(
+                f"{served.url}/v1/completions",
+                json.dumps({"prompt": [5], "max_tokens": num_tokens, "ignore_eos": True}).encode(),
+                {"content-type": "application/json"},
+            ),
+            timeout=20,
+        ).read()
+    )
+    assert streamed == whole["choices"][0]["text"]
+    assert ways["short"] > 100, ways
+    assert ways["long"] > 3, "the start, the first text, the end, and more"
+
+
+def events_of(body: bytes) -> list[Any]:
+    """The events of a chunked body, without the last one."""
+    joined = bytearray()
+    while body:
+        size, _, rest = body.partition(b"\r\n")
+        length = int(size, 16)
+        joined += rest[:length]
+        body = rest[length + 2 :]
+        if length == 0:
+            break
+    return [json.loads(line[6:]) for line in bytes(joined).split(b"\n\n") if line.startswith(b"data: {")]
+
+
+def test_an_upgrade_to_another_protocol_breaks_nothing(served: Served) -> None:
+    with socket.create_connection(("127.0.0.1", int(served.url.rsplit(":", 1)[1])), timeout=5) as client:
+        client.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
+        assert client.recv(100).startswith(b"HTTP/1.1 ")
+    assert "vllm:num_requests_running" in counts(served)
