@@ -12,13 +12,14 @@ import traceback
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from paceline.core.outcome import StepOutcome, TokenDelta
 from paceline.core.plan import StepPlan
 from paceline.core.request import FinishReason, Request
 from paceline.core.stats import EngineStats
-from paceline.errors import PacelineError
+from paceline.errors import BadInputError, PacelineError
 from paceline.executor.executor import Executor
 from paceline.scheduler.scheduler import Scheduler, SchedulerConfig
 
@@ -41,9 +42,10 @@ class EngineLoop:
 
     def add(self, request: Request) -> None:
         """Queue a request; raises BadInputError if it can never run. One whose grammar is being compiled waits for that first."""
-        assert request.request_id not in self._preparing, f"request id {request.request_id} is in use"
-        grammar = request.sampling.grammar
         self._scheduler.check(request)
+        if request.request_id in self._preparing:
+            raise BadInputError(f"request id {request.request_id!r} is in use by an unfinished request; choose another", param="request_id")
+        grammar = request.sampling.grammar
         preparation = None if grammar is None else self._executor.prepare(grammar)
         if preparation is None:
             self._scheduler.add(request)
@@ -51,10 +53,10 @@ class EngineLoop:
             self._preparing[request.request_id] = (request, preparation)
 
     def abort(self, request_id: str) -> list[TokenDelta]:
-        prepared = self._preparing.pop(request_id, None)
-        if prepared is not None:
-            if all(preparation is not prepared[1] for _, preparation in self._preparing.values()):
-                prepared[1].cancel()
+        _, preparation = self._preparing.pop(request_id, (None, None))
+        if preparation is not None:
+            if all(other is not preparation for _, other in self._preparing.values()):
+                preparation.cancel()  # others need not wait for it, unless it has begun
             return [TokenDelta(request_id, (), FinishReason.ABORT)]
         return self._scheduler.abort(request_id)
 
@@ -93,15 +95,25 @@ class EngineLoop:
 
     def idle_s(self) -> float:
         """Seconds until the loop has something to do by itself: 0 with work at hand, at most the poll interval."""
-        if self._in_flight or self._preparing:
+        if self._in_flight:
             return 0.0
         if not self._scheduler.has_unfinished:
-            return _IDLE_POLL_S
+            return 0.0 if self._preparing else _IDLE_POLL_S  # `step` waits for what is being compiled
         wakeup_s = self._scheduler.next_wakeup_s()
-        return 0.0 if wakeup_s is None else min(max(wakeup_s - time.monotonic(), 0.0), _IDLE_POLL_S)
+        poll_s = _PREPARATION_POLL_S if self._preparing else _IDLE_POLL_S
+        return 0.0 if wakeup_s is None else min(max(wakeup_s - time.monotonic(), 0.0), poll_s)
 
     def stats(self) -> EngineStats:
-        return self._scheduler.stats()
+        """The scheduler's; requests whose grammar is being compiled wait, and while there are no others no step is due."""
+        stats = self._scheduler.stats()
+        if not self._preparing:
+            return stats
+        last_step_s = stats.last_step_s if self._scheduler.has_unfinished else stats.time_s
+        return replace(stats, num_waiting=stats.num_waiting + len(self._preparing), last_step_s=last_step_s)
+
+    def close(self) -> None:
+        """Let go of work beside the steps that would keep the process from ending."""
+        self._executor.close()
 
 
 def serve_frames(directory: str, parent: int) -> int:
@@ -150,6 +162,8 @@ def _load_and_run(port: "EnginePort", is_orphan: Callable[[], bool]) -> int:
         port.send_deltas(loop.fail_all(reason))
         port.send(wire.Failed(reason, 1))
         return 1
+    finally:
+        loop.close()
     return 0
 
 
@@ -158,7 +172,8 @@ def _run(loop: EngineLoop, port: "EnginePort", is_orphan: Callable[[], bool]) ->
 
     sent_stats_s = 0.0
     while True:
-        # Waiting in the socket is the only place the loop sleeps; with work at hand it only drains what has come.
+        # The loop sleeps in the socket, and for some milliseconds in a step that has only grammars to wait for; with other work at
+        # hand it only drains what has come.
         for message in port.receive(loop.idle_s()):
             match message:
                 case wire.Submit(request):

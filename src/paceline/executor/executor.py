@@ -35,6 +35,9 @@ class Executor:
         """
         return cast("Future[object] | None", self._slots.grammars.prepare(grammar))
 
+    def close(self) -> None:
+        self._slots.grammars.close()
+
     def submit(self, plan: StepPlan) -> None:
         with torch.inference_mode():
             self._outcomes.append(run_step(plan, self._slots, self._drafter, self._target))

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 _MAX_KEPT = 32
-"""Grammars whose compiled form is kept for the next request with the same text; each has been admitted at most as large as the limits."""
+"""Grammars whose compiled form is kept for the next request with the same text, and as many more that no request has taken yet; each has
+been admitted at most as large as the limits."""
 _MAX_RENEWALS = 4
 """Of one request, each as long as compiling: matchers of one grammar share the states of its lexer, and so share its limit."""
 _LEXER_LIMIT = "lexer error"  # how llguidance begins to say so; once its lexer has met a limit, every matcher that shares it does
@@ -42,16 +43,22 @@ class Grammars:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")  # the compiler lets other threads run
 
     def prepare(self, text: str) -> "Future[LLMatcher] | None":
-        """Begin to compile beside the running steps; None if there is nothing to wait for. `start` takes what is done.
-
-        Who no longer waits may cancel what it got, if nobody else waits for the same text.
-        """
-        self._keep_finished()
+        """Begin to compile beside the running steps; None if there is nothing to wait for. `start` takes what is done."""
+        # What nobody took, since its requests were aborted, must not pile up.
+        done = [other for other, compiling in self._compiling.items() if compiling.done()]
+        for other in done[: max(len(done) - _MAX_KEPT, 0)]:
+            del self._compiling[other]
         if text in self._compiled:
+            self._compiled.move_to_end(text)
             return None
-        if text not in self._compiling:
-            self._compiling[text] = self._thread.submit(self._new_matcher, text)
-        return self._compiling[text]
+        compiling = self._compiling.get(text)
+        if compiling is None or compiling.cancelled():
+            compiling = self._compiling[text] = self._thread.submit(self._new_matcher, text)
+        return compiling
+
+    def close(self) -> None:
+        """Begin to compile nothing more; what waits would otherwise be compiled before the process can end."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
 
     def start(self, text: str, output_token_ids: Sequence[int]) -> TokenGrammar:
         """The grammar `text` behind output that is already there, after a preemption."""
@@ -62,23 +69,14 @@ class Grammars:
     def _compile(self, text: str) -> "LLMatcher":
         """The matcher that is kept for all requests with this text."""
         if text not in self._compiled:
-            compiling = self._compiling.pop(text, None)
-            self._keep(text, self._new_matcher(text) if compiling is None or compiling.cancelled() else compiling.result())
+            compiling = self._compiling.get(text)
+            is_done = compiling is not None and compiling.done() and not compiling.cancelled()
+            # If the kept one has gone in between, waiting for the thread would mean for all that stands before it.
+            self._compiled[text] = self._compiling.pop(text).result() if is_done else self._new_matcher(text)
+            if len(self._compiled) > _MAX_KEPT:
+                self._compiled.popitem(last=False)
         self._compiled.move_to_end(text)
         return self._compiled[text]
-
-    def _keep_finished(self) -> None:
-        """Requests may end before they start: what was compiled for them counts among those that are kept."""
-        for text, compiling in tuple(self._compiling.items()):
-            if compiling.done():
-                del self._compiling[text]
-                if not compiling.cancelled():
-                    self._keep(text, compiling.result())
-
-    def _keep(self, text: str, matcher: "LLMatcher") -> None:
-        self._compiled[text] = matcher
-        if len(self._compiled) > _MAX_KEPT:
-            self._compiled.popitem(last=False)
 
     def _compile_alone(self, text: str) -> "LLMatcher":
         """A matcher that shares nothing, for a request that met a limit; the kept one has met it too and is of no use to anybody."""

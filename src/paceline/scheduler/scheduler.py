@@ -198,8 +198,9 @@ class Scheduler:
         assert num_new > 0 or not span.emits or outcome.failure, f"slot {span.slot} yields no token, planned {span}"
         sequence = row.sequence
         tokens, reason = self._append(row, outcome.new_token_ids)
-        if outcome.failure is not None and reason is None:
-            return replace(self._finish(row, FinishReason.ERROR, tokens, outcome.failure), is_refusal=True)
+        error = outcome.failure if reason is None else None  # what ended before the failure has ended well
+        if error is not None:
+            reason = FinishReason.ERROR
         if span.kind is SpanKind.PREFILL:
             sequence.num_computed_tokens = span.start + span.num_new_tokens
         else:
@@ -215,8 +216,10 @@ class Scheduler:
         is_first = 0 < len(tokens) == sequence.num_output_tokens
         logprobs, prompt_logprobs = outcome.logprobs[: len(tokens)], tuple(row.prompt_logprobs) if is_first else ()
         if reason is not None:
-            final = self._finish(row, reason, tokens)
-            return replace(final, num_drafted=outcome.num_drafted, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
+            final = self._finish(row, reason, tokens, error)
+            return replace(
+                final, is_refusal=error is not None, num_drafted=outcome.num_drafted, logprobs=logprobs, prompt_logprobs=prompt_logprobs
+            )
         self._residents.trim(row, row.num_covered_tokens if row.in_flight else len(sequence.token_ids))
         if not tokens:
             return None

@@ -6,7 +6,7 @@ Closing `run` early, by a stop string, a client that left or an error, aborts wh
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from paceline.core.outcome import DraftStats, RequestStats, TokenDelta
@@ -208,14 +208,18 @@ class Generation:
         ended: FinishReason | None = None
         try:
             async for delta in deltas:
-                if delta.finish_reason is not None and delta.finish_reason in _BROKEN:
+                is_broken = delta.finish_reason is not None and delta.finish_reason in _BROKEN
+                if is_broken and not delta.token_ids:
                     raise _error_of(delta)
-                text = push(delta)
+                # What came in the same step before a failure is said, and may hold a stop string: as without drafts.
+                text = push(replace(delta, finish_reason=None) if is_broken else delta)
                 self._observe(tally, delta, text)
                 if text.finish_reason is not None:
                     last, ended = text, text.finish_reason
                     break
                 yield index, text
+                if is_broken:
+                    raise _error_of(delta)
             if last is None:
                 raise PacelineError("the engine ended this request without a reason")
         except PacelineError:

@@ -17,7 +17,7 @@ from paceline.server.parsing.grammar import CallableFunction
 from paceline.server.worker import Worker, WorkerError, WorkerLimits, WorkerTimeoutError, WorkerUnavailableError
 
 COMPILE_LIMIT_S = 2.0
-"""For one grammar. Common schemas take some milliseconds; the engine compiles it again, one at a time."""
+"""For one grammar. Common schemas take some milliseconds; the engine compiles it again, beside its steps."""
 MAX_GRAMMAR_BYTES = 256 * 1024  # as the engine gets it, the schemas of all tools included
 WHITE_SPACE = r"[ \t\r\n]{0,24}"
 """Between the parts of a JSON text. Bounded, because small models like nothing better than to go on with blanks."""

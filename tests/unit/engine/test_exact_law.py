@@ -5,6 +5,7 @@ The models are tables; what must come out is said by `slow_sampler`, token by to
 """
 
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -14,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from paceline.core.request import Request, SamplingParams
+from paceline.executor.grammar import Grammars
 from paceline.speculative.drafter import DRAFTERS
 from paceline.speculative.verify import Rule
 from tests.fakes import option_faults
@@ -21,6 +23,7 @@ from tests.fakes.noise_cells import NoiseCells, integrate
 from tests.fakes.slow_sampler import adjusted, slow_law
 from tests.fakes.token_engine import FullDraftLength
 from tests.fakes.toy_engine import TableForward, ToyEngine, ToyLimits
+from tests.fakes.toy_grammar import ALLOWED, ToyGrammar
 
 VOCAB_SIZE = 3
 NUM_TOKENS = 4  # one of the prompt's step, then up to three of a step with two drafts, or of two such steps
@@ -42,6 +45,8 @@ OPTIONS = {
     "bans": replace(WARM, banned_sequences=((0, 0), (2, 1, 0))),
     "stop": replace(WARM, stop_token_ids=(2,)),
     "min_tokens": replace(WARM, stop_token_ids=(2,), min_tokens=3),
+    "grammar": replace(WARM, grammar="the toy's"),
+    "grammar and penalty": replace(WARM, grammar="the toy's", presence_penalty=1.1, top_k=2),
     "everything": replace(
         WARM,
         top_k=2,
@@ -85,6 +90,8 @@ def law_error(draft: str, sampling: SamplingParams, mutate: Callable[[pytest.Mon
     drafted: list[int] = []
     accepted: list[int] = []
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Grammars, "prepare", lambda *_: None)
+        patch.setattr(Grammars, "start", lambda self, text, output: ToyGrammar(output))
         outputs, weights = integrate(patch, run, NUM_TOKENS, lambda patch, cells: mutate(patch))
     assert weights.sum() == pytest.approx(1, abs=1e-9)
     assert draft == "none" or 0 < sum(accepted) < sum(drafted), "drafts were never or always accepted"
@@ -104,7 +111,11 @@ def wanted_law(table: torch.Tensor, sampling: SamplingParams) -> dict[tuple[int,
         for output, mass in going_on.items():
             text = (*PROMPT, *output)
             logits = table[(len(text) - 1) % table.shape[0], text[-1]].tolist()
-            law = slow_law(adjusted(logits, PROMPT, output, sampling, sampling.stop_token_ids), sampling)
+            row = adjusted(logits, PROMPT, output, sampling, sampling.stop_token_ids)
+            if sampling.grammar is not None:
+                allowed = ALLOWED[output[-1] if output else None]
+                row = [score if token in allowed else -math.inf for token, score in enumerate(row)]
+            law = slow_law(row, sampling)
             for token, probability in enumerate(law):
                 if probability > 0:
                     (ended if token in sampling.stop_token_ids else longer)[*output, token] = mass * probability
@@ -165,6 +176,8 @@ def test_options_differ_from_each_other() -> None:
         (option_faults.options_after_temperature, "logit_bias"),
         (option_faults.law_of_drafts_before_options, "logit_bias"),
         (option_faults.residual_is_p, "everything"),
+        (option_faults.residual_is_p, "grammar"),
+        (option_faults.bonus_without_options, "grammar"),
     ],
 )
 def test_planted_faults_are_noticed(fault: Callable[[pytest.MonkeyPatch], None], option: str) -> None:

@@ -83,8 +83,9 @@ def text_of(models: Models, tokens: Sequence[int]) -> str:
     return Tokenizer.from_file(str(models.target / "tokenizer.json")).decode(list(tokens), skip_special_tokens=True)
 
 
-def test_answers_are_in_the_language(models: Models) -> None:
-    alone = Engine(models, engine("ngram"))
+@pytest.mark.parametrize("draft", DRAFTERS)
+def test_answers_are_in_the_language(models: Models, draft: str) -> None:
+    alone = Engine(models, engine(draft))
     for sampling in OPTIONS.values():
         for deltas in alone.deltas(requests(replace(sampling, max_tokens=200))):
             text = text_of(models, [token for delta in deltas for token in delta.token_ids])
@@ -319,7 +320,7 @@ def test_compiled_grammars_are_bounded(tmp_path: Path, models: Models) -> None:
     grammars = Grammars(models.target / "tokenizer.json", 320, [EOS_TOKEN_ID])
     for number in range(200):
         assert grammars.start(LLMatcher.grammar_from_regex(f"a{{{number + 1}}}"), []).failure is None
-    assert len(grammars._compiled) <= 64
+    assert len(grammars._compiled) <= grammar._MAX_KEPT
 
 
 def test_a_long_compilation_keeps_nobody_else_waiting(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -360,7 +361,7 @@ def test_requests_whose_grammar_is_compiled_fail_with_the_others(models: Models,
 @pytest.mark.parametrize("draft", DRAFTERS)
 def test_what_came_before_a_failure_stands(models: Models, monkeypatch: pytest.MonkeyPatch, draft: str) -> None:
     """Whether drafts brought it in the same step or not; and an answer that had ended by then has ended well."""
-    sampling = replace(GREEDY, grammar=LLMatcher.grammar_from_regex("abcdefgh+"))
+    sampling = replace(GREEDY, grammar=LLMatcher.grammar_from_regex("abcdefgh+"), num_logprobs=1)
     request = requests(sampling)[0]
     (whole,) = Engine(models, engine("none")).run([request])
     honest = grammar._SlotGrammar._take
@@ -368,6 +369,7 @@ def test_what_came_before_a_failure_stands(models: Models, monkeypatch: pytest.M
     full = Engine(models, engine(draft), FullDraftLength(0))
     (deltas,) = full.deltas([request])
     assert tuple(token for delta in deltas for token in delta.token_ids) == whole[:5]
+    assert sum(len(delta.logprobs) for delta in deltas) == full.stats().num_generation_tokens == 5
     assert (deltas[-1].finish_reason, deltas[-1].is_refusal) == (FinishReason.ERROR, True)
     stopped = replace(request, sampling=replace(sampling, stop_token_ids=(whole[4],)))
     assert full.deltas([stopped])[0][-1].finish_reason is FinishReason.STOP

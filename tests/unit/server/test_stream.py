@@ -1,12 +1,15 @@
 """Both kinds of answer: chunks, stops, clients that leave, engines that fail. Nothing ends in silence and nothing keeps running."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
 
+from paceline.core.outcome import TokenDelta
+from paceline.core.request import FinishReason, Request
 from tests.fakes.asgi import Answer, Connection
 from tests.fakes.fake_engine import FakeEngine, Faults
 from tests.unit.server.conftest import Site
@@ -278,6 +281,30 @@ async def test_a_request_that_the_engine_cannot_go_on_with_is_its_own_fault(spea
     error = answer.events()[-1]["error"] if stream else answer.json()["error"]
     assert (error["type"], error["message"]) == ("invalid_request_error", "step 17 went wrong")
     assert answer.status == (200 if stream else 400)
+
+
+@pytest.mark.parametrize("stop", [None, "brown"])
+async def test_what_came_in_the_step_of_a_failure_is_said(
+    speak: Callable[..., Site], monkeypatch: pytest.MonkeyPatch, stop: str | None
+) -> None:
+    """As without drafts, which bring several tokens in a step: a stop string among them has ended the answer before the failure."""
+    honest = FakeEngine._deltas
+
+    def failing(engine: FakeEngine, request: Request) -> Iterator[TokenDelta]:
+        for delta in honest(engine, request):
+            is_last = len(delta.token_ids) > 1
+            yield replace(delta, finish_reason=FinishReason.ERROR, error="it left", is_refusal=True) if is_last else delta
+
+    text = "the brown fox"
+    monkeypatch.setattr(FakeEngine, "_deltas", failing)
+    answer = await speak(text, chunk=40).post(CHAT, chat_body(stream=True, stop=stop))
+    last = answer.events()[-1]
+    if stop is None:
+        assert text_of(answer) == text
+        assert last["error"]["message"] == "it left"
+    else:
+        assert last == "[DONE]"
+        assert text_of(answer) == "the "
 
 
 async def test_an_engine_that_ends_without_a_reason_is_an_error(speak: Callable[..., Site], monkeypatch: pytest.MonkeyPatch) -> None:
