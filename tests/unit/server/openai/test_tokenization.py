@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
+from paceline.server import chat
 from paceline.server.edge import MAX_BODY_BYTES
 from tests.fakes.fake_engine import FACTS
 from tests.fakes.tiny_models import make_tiny_model
@@ -124,6 +125,7 @@ async def test_a_large_bad_list_is_not_built(site: Site) -> None:
 
 async def test_the_work_is_done_outside_the_event_loop(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[str] = []
+    monkeypatch.setattr(chat, "_MANY_CHARS", 0)  # below which it is not worth the way
 
     class Recorder:
         """The tokenizer, but notes which thread uses it."""
