@@ -245,8 +245,9 @@ def test_a_hundred_answers_with_a_field_that_may_be_null(models: Models, draft: 
     assert {answer["note"] for answer in answers} == {"so", None}, "both ways are taken"
 
 
-def test_a_thousand_requests_in_one_engine(models: Models) -> None:
-    together = Engine(models, engine("ngram", max_batch_size=64))
+@pytest.mark.parametrize("draft", DRAFTERS)
+def test_a_thousand_requests_in_one_engine(models: Models, draft: str) -> None:
+    together = Engine(models, engine(draft, max_batch_size=64))
     sampling = replace(WARM, grammar=LLMatcher.grammar_from_regex("[a-c]{1,3}"))
     many = [replace(requests(replace(sampling, seed=seed), 3)[0], request_id=str(seed), prompt_token_ids=(9,)) for seed in range(1000)]
     assert all(re.fullmatch("[a-c]{1,3}", text_of(models, tokens)) for tokens in together.run(many))

@@ -1,5 +1,6 @@
 """What users of such servers have reported of context, memory and counts, for every drafter (docs/cases.md)."""
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -131,3 +132,33 @@ def test_counts_agree_and_misses_are_counted(draft: str) -> None:
         assert sum(stats.accepted_histogram) == stats.num_spec_steps
         assert sum(i * num for i, num in enumerate(stats.accepted_histogram)) == stats.num_accepted_tokens
         assert stats.num_accepted_tokens + stats.num_spec_steps + stats.num_plain_steps + 1 == 40, "every token is accounted for"
+
+
+@every_drafter
+def test_ten_thousand_requests_a_third_cancelled_give_every_page_back(draft: str) -> None:
+    """In tight memory, cancelled in mid-draft: the free pages are those of the start, and nobody reads what another one left."""
+    limits = ToyLimits(num_rows=64, max_len=MODEL_LEN, num_pages=100, enable_prefix_caching=True)
+    engine = reciter(draft, limits=limits)
+    num_free, rng = engine.stats().num_pages, random.Random(7)
+    waiting = [recital(1 + number % 7, f"r{number}", max_tokens=2 + number % 11) for number in range(10_000)]
+    starts = {request.request_id: len(request.prompt_token_ids) for request in waiting}
+    lengths = {request.request_id: request.sampling.max_tokens for request in waiting}
+    doomed = set(rng.sample(sorted(starts), len(starts) // 3))
+    outputs: dict[str, list[int]] = {request_id: [] for request_id in starts}
+    num_cancelled = 0
+    while waiting or engine.loop.has_unfinished:
+        for request in waiting[:40]:
+            engine.loop.add(request)
+        del waiting[:40]
+        for delta in engine.loop.step():
+            outputs[delta.request_id] += delta.token_ids
+            if delta.request_id in doomed and delta.finish_reason is None and rng.random() < 0.5:
+                assert [end.finish_reason for end in engine.loop.abort(delta.request_id)] == [FinishReason.ABORT]
+                doomed.remove(delta.request_id)
+                num_cancelled += 1
+    for request_id, output in outputs.items():
+        start = starts[request_id]
+        assert tuple(output) == (CYCLE * MODEL_LEN)[start : start + len(output)], request_id
+        assert len(output) <= lengths[request_id]
+    assert num_cancelled > 1000
+    assert engine.stats().num_free_pages == num_free
