@@ -85,21 +85,33 @@ class Grammars:
 
     def _new_matcher(self, text: str) -> "LLMatcher":
         """Never fails: a matcher that could not be made says so itself."""
-        # Imported here: an engine without structured output must run where llguidance is not installed.
-        from llguidance import LLMatcher, LLParserLimits, LLTokenizer
-
         if self._tokenizer is None:
-            self._tokenizer = LLTokenizer(str(self._tokenizer_path), n_vocab=self._vocab_size, eos_token=list(self._eos_token_ids))
-        parser_limits = LLParserLimits(
-            max_items_in_row=limits.MAX_ITEMS_IN_ROW,
-            initial_lexer_fuel=limits.INITIAL_LEXER_FUEL,
-            step_lexer_fuel=limits.STEP_LEXER_FUEL,
-            step_max_items=limits.STEP_MAX_ITEMS,
-            max_lexer_states=limits.MAX_LEXER_STATES,
-            max_grammar_size=limits.MAX_GRAMMAR_SYMBOLS,
-            verbose_errors=False,
-        )
-        return LLMatcher(self._tokenizer, text, log_level=0, limits=parser_limits)
+            self._tokenizer = read_tokenizer(self._tokenizer_path, self._vocab_size, self._eos_token_ids)
+        return compile_grammar(self._tokenizer, text)
+
+
+def read_tokenizer(path: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> "LLTokenizer":
+    """A tokenizer.json as masks need it; takes seconds, in which no other thread runs."""
+    # Imported here and below: an engine without structured output must run where llguidance is not installed.
+    from llguidance import LLTokenizer
+
+    return LLTokenizer(str(path), n_vocab=vocab_size, eos_token=list(eos_token_ids))
+
+
+def compile_grammar(tokenizer: "LLTokenizer", text: str) -> "LLMatcher":
+    """A grammar under the limits, which the engine and the check in front of it share. A matcher that could not be made says so itself."""
+    from llguidance import LLMatcher, LLParserLimits
+
+    parser_limits = LLParserLimits(
+        max_items_in_row=limits.MAX_ITEMS_IN_ROW,
+        initial_lexer_fuel=limits.INITIAL_LEXER_FUEL,
+        step_lexer_fuel=limits.STEP_LEXER_FUEL,
+        step_max_items=limits.STEP_MAX_ITEMS,
+        max_lexer_states=limits.MAX_LEXER_STATES,
+        max_grammar_size=limits.MAX_GRAMMAR_SYMBOLS,
+        verbose_errors=False,
+    )
+    return LLMatcher(tokenizer, text, log_level=0, limits=parser_limits)
 
 
 class _SlotGrammar:

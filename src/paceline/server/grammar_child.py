@@ -2,10 +2,11 @@
 
 import json
 from functools import lru_cache
+from pathlib import Path
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLTokenizer
 
-from paceline.core import grammar as limits
+from paceline.executor.grammar import compile_grammar, read_tokenizer
 from paceline.server.worker_child import serve
 
 
@@ -28,16 +29,7 @@ def run(request: bytes) -> bytes:
     tokenizer = _tokenizer(fields["tokenizer"], fields["vocab_size"], tuple(fields["eos_token_ids"]))
     if fields["grammar"] is None:
         return b""
-    parser_limits = LLParserLimits(
-        max_items_in_row=limits.MAX_ITEMS_IN_ROW,
-        initial_lexer_fuel=limits.INITIAL_LEXER_FUEL,
-        step_lexer_fuel=limits.STEP_LEXER_FUEL,
-        step_max_items=limits.STEP_MAX_ITEMS,
-        max_lexer_states=limits.MAX_LEXER_STATES,
-        max_grammar_size=limits.MAX_GRAMMAR_SYMBOLS,
-        verbose_errors=False,
-    )
-    matcher = LLMatcher(tokenizer, fields["grammar"], log_level=0, limits=parser_limits)
+    matcher = compile_grammar(tokenizer, fields["grammar"])
     if matcher.is_error():
         raise InvalidGrammarError(_reason(matcher.get_error()))
     matcher.compute_bitmask()
@@ -48,7 +40,7 @@ def run(request: bytes) -> bytes:
 
 @lru_cache(maxsize=1)  # a server has one
 def _tokenizer(path: str, vocab_size: int, eos_token_ids: tuple[int, ...]) -> LLTokenizer:
-    return LLTokenizer(path, n_vocab=vocab_size, eos_token=list(eos_token_ids))
+    return read_tokenizer(Path(path), vocab_size, eos_token_ids)
 
 
 def _reason(error: str) -> str:
