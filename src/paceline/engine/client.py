@@ -24,7 +24,6 @@ from paceline.errors import BadInputError, EngineDeadError, MissingError
 
 _WATCH_INTERVAL_S = 0.2
 _CONNECT_INTERVAL_S = 0.02
-_DELTAS_AT_ONCE = 16  # of one step; handling a thousand at a stretch would keep everything else, /metrics first, waiting for 25 ms
 
 
 DeltaSink = Callable[[TokenDelta], bool]
@@ -213,12 +212,10 @@ class EngineClient:
                 continue  # not from our engine: only its owner can reach the socket, so nothing is lost
             match message:
                 case wire.Deltas(deltas):
-                    for number, delta in enumerate(deltas, start=1):
+                    for delta in deltas:
                         inbox = self._queues.get(delta.request_id)
                         if inbox is not None:
                             inbox.put(delta)
-                        if number % _DELTAS_AT_ONCE == 0:
-                            await asyncio.sleep(0)
                 case wire.Stats(stats):
                     self._stats = stats
                 case wire.Failed(reason, _):
