@@ -6,10 +6,10 @@ confidence, and the next word is open: a draft is verified where the law has som
 
 import math
 import random
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from paceline.prove.certificate.law import Options
+from paceline.prove.certificate.law import Options, adjusted_logprobs
 from paceline.prove.certificate.server import Fields
 
 NEUTRAL: Fields = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
@@ -31,16 +31,6 @@ class Case:
     num_tokens: int = _SHORT
 
 
-@dataclass(frozen=True, slots=True)
-class Cuts:
-    """Values of the options that cut a law, far from any token."""
-
-    few: int = 3
-    many: int = 10
-    top_p: float = 0.6
-    min_p: float = 0.3
-
-
 def list_text(seed: int) -> str:
     """The prompt: words in random order, the last one without what would follow it."""
     rng = random.Random(seed)  # noqa: S311 - a test, no secret
@@ -53,38 +43,48 @@ def page_aligned(token_ids: tuple[int, ...]) -> tuple[int, ...]:
     return token_ids[:1] + token_ids[len(token_ids) - num_pages * _PAGE :] if num_pages else token_ids
 
 
-def cuts_for(logprobs: Mapping[str, float]) -> Cuts:
-    """Cuts for the law with these likeliest tokens; the usual ones if there are too few."""
-    ranked = sorted(logprobs.values(), reverse=True)
-    if len(ranked) <= _MANY.stop:
-        return Cuts()
-    few, many = (max(counts, key=lambda count: ranked[count - 1] - ranked[count]) for counts in (_FEW, _MANY))
-    probs = [math.exp(value) for value in ranked]
-    widest = max(range(1, _FEW.stop), key=lambda index: probs[index])  # the token that the cut goes through; never the first
-    top_p = sum(probs[:widest]) + probs[widest] / 2
-    min_p = math.exp((ranked[few - 1] + ranked[few]) / 2 - ranked[0])
-    return Cuts(few, many, round(top_p, 4), round(min_p, 4))
+def cases(logprobs: Mapping[str, float], context: Sequence[str], word_id: int | None) -> list[Case]:
+    """Every option, cut for the law behind `context`, the first one that is tested, whose likeliest tokens have these `logprobs`.
 
-
-def cases(cuts: Cuts, word_id: int | None) -> list[Case]:
-    """Every option. `word_id`: the token of the first word; None, if no route tells, leaves logit_bias out.
-
-    Most keep the likeliest tokens only, which makes a sample cheap and the law exact.
+    `word_id`: the token of the first word; None, if no route tells, leaves logit_bias out. Most cases keep the likeliest tokens only,
+    which makes a sample cheap and the law exact.
     """
-    many = {"top_k": cuts.many}
+    few = _widest_gap(logprobs, _FEW)
+    ranked = sorted(logprobs.values(), reverse=True)
+    min_p = round(math.exp((ranked[few - 1] + ranked[few]) / 2 - ranked[0]), 4) if len(ranked) > few else 0.3
+
+    def wide(name: str, fields: Fields, options: Options, num_tokens: int = _SHORT) -> Case:
+        top_k = _widest_gap(adjusted_logprobs(logprobs, context, options) or logprobs, _MANY)
+        return Case(name, {**fields, "top_k": top_k}, replace(options, top_k=top_k), num_tokens)
+
+    top_p = _top_p(ranked)
     found = [
         Case("sampling", {}, Options()),
-        Case("temperature", {"temperature": 0.7, **many}, Options(temperature=0.7, top_k=cuts.many)),
-        Case("top_k", {"top_k": cuts.few}, Options(top_k=cuts.few)),
-        Case("top_p", {"top_p": cuts.top_p}, Options(top_p=cuts.top_p)),
-        Case("min_p", {"min_p": cuts.min_p, **many}, Options(min_p=cuts.min_p, top_k=cuts.many)),
-        Case("presence_penalty", {"presence_penalty": 1.5, **many}, Options(presence_penalty=1.5, top_k=cuts.many), _LONG),
-        Case("frequency_penalty", {"frequency_penalty": 1.5, **many}, Options(frequency_penalty=1.5, top_k=cuts.many), _LONG),
-        Case("repetition_penalty", {"repetition_penalty": 1.3, **many}, None, _LONG),
+        wide("temperature", {"temperature": 0.7}, Options(temperature=0.7)),
+        Case("top_k", {"top_k": few}, Options(top_k=few)),
+        Case("top_p", {"top_p": top_p}, Options(top_p=top_p)),
+        wide("min_p", {"min_p": min_p}, Options(min_p=min_p)),
+        wide("presence_penalty", {"presence_penalty": 1.5}, Options(presence_penalty=1.5), _LONG),
+        wide("frequency_penalty", {"frequency_penalty": 1.0}, Options(frequency_penalty=1.0), _LONG),
+        Case("repetition_penalty", {"repetition_penalty": 1.3, "top_k": _MANY.start}, None, _LONG),
+        wide("bad_words", {"bad_words": [WORDS[1].strip()]}, Options(banned=frozenset({WORDS[1], WORDS[1].strip()}))),
     ]
-    banned = frozenset({WORDS[1], WORDS[1].strip()})
-    found.append(Case("bad_words", {"bad_words": [WORDS[1].strip()], **many}, Options(banned=banned, top_k=cuts.many)))
     if word_id is not None:
-        biased = Options(biases={WORDS[0]: 1.5}, top_k=cuts.many)
-        found.append(Case("logit_bias", {"logit_bias": {str(word_id): 1.5}, **many}, biased))
+        found.append(wide("logit_bias", {"logit_bias": {str(word_id): 1.5}}, Options(biases={WORDS[0]: 1.5})))
     return found
+
+
+def _widest_gap(logprobs: Mapping[str, float], counts: range) -> int:
+    """How many tokens to keep, so that the last one kept is far from the next."""
+    ranked = sorted(logprobs.values(), reverse=True)
+    known = [count for count in counts if count < len(ranked)]
+    return max(known, key=lambda count: ranked[count - 1] - ranked[count], default=counts.start)
+
+
+def _top_p(ranked: Sequence[float]) -> float:
+    """The cut goes through the middle of a likely token, not of the first."""
+    probs = [math.exp(value) for value in ranked]
+    if len(probs) < _FEW.stop:
+        return 0.6
+    middle = max(range(1, _FEW.stop), key=lambda index: probs[index])
+    return round(sum(probs[:middle]) + probs[middle] / 2, 4)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import aiohttp
 
-from paceline.prove.certificate.cases import WORDS, cases, list_text, page_aligned
+from paceline.prove.certificate.cases import WORDS, list_text, page_aligned
 from paceline.prove.certificate.chi_square import holm_thresholds
 from paceline.prove.certificate.identity import Arms, Comparison, Question, compare, salt
 from paceline.prove.certificate.law_tests import MIN_CONTEXT_SAMPLES, LawReport, LawTests
@@ -114,7 +114,7 @@ async def _laws(offer: _Offer, options: CertifyOptions, show: ShowProgress) -> L
     word_ids = await offer.arms.speculative.tokenize(WORDS[0]) or ()
     if len(word_ids) != 1:
         tests.report.unknown.append("logit_bias: no route of the server tells the ids of tokens")
-    return await tests.run(cases(await tests.cuts(), word_ids[0] if len(word_ids) == 1 else None))
+    return await tests.run(await tests.cases(word_ids[0] if len(word_ids) == 1 else None))
 
 
 async def _law_prompt(offer: _Offer, seed: int) -> tuple[int, ...] | str:

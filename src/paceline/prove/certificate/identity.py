@@ -77,7 +77,7 @@ async def _compare_one(comparison: Comparison, arms: Arms, question: Question, k
         comparison.count_error(speculative.error)
         return
     if arms.plain is None:
-        plain = await _one_by_one(arms.speculative, question.prompt, len(speculative.pieces), fields)
+        plain = await _one_by_one(arms.speculative, question.prompt, speculative, fields)
     else:
         plain = await _ask(arms.plain, question.prompt, fields)
     if plain.error is not None:
@@ -85,7 +85,7 @@ async def _compare_one(comparison: Comparison, arms: Arms, question: Question, k
         return
     comparison.num_compared += 1
     comparison.count_drafts(speculative.num_draft_tokens)
-    position = _first_difference(plain, speculative)
+    position = first_difference(plain, speculative)
     if position is not None:
         comparison.divergences.append(await _divergence(arms, question, kind, position, (plain, speculative), options))
 
@@ -98,43 +98,55 @@ async def _ask(server: Server, prompt: Prompt, fields: Fields) -> Answer:
     return await server.complete(prompt, {name: value for name, value in fields.items() if name != "logprobs"})
 
 
-async def _one_by_one(server: Server, prompt: Prompt, num_pieces: int, fields: Fields) -> Answer:
+async def _one_by_one(server: Server, prompt: Prompt, other: Answer, fields: Fields) -> Answer:
     """Plain decoding with one request for each token, as far as the other answer went."""
     whole = Answer()
-    while len(whole.pieces) < num_pieces:
+    for _ in range(len(other.token_ids) or len(other.tokens) or len(other.text)):
         answer = await _ask(server, _extended(prompt, whole), {**fields, "max_tokens": 1})
         if answer.error is not None:
             return answer
-        if not answer.pieces:
-            break
-        whole = replace(
-            whole, text=whole.text + answer.text, tokens=whole.tokens + answer.tokens, token_ids=whole.token_ids + answer.token_ids
-        )
+        if not answer.text and not answer.token_ids:
+            return replace(whole, finish_reason="stop")
+        text = whole.text + answer.text
+        whole = replace(whole, text=text, tokens=whole.tokens + answer.tokens, token_ids=whole.token_ids + answer.token_ids)
         if answer.finish_reason == "stop":
-            break
-    return replace(whole, finish_reason="stop" if len(whole.pieces) < num_pieces else None)
+            return replace(whole, finish_reason="stop")
+        if not answer.tokens and not answer.token_ids and len(text) >= len(other.text):
+            return replace(whole, text=text[: len(other.text)])
+    return whole
 
 
 def _extended(prompt: Prompt, answer: Answer, num_pieces: int | None = None) -> Prompt:
     """The prompt with the first pieces of an answer behind it; all of them without a number."""
-    if isinstance(prompt, tuple) and answer.token_ids:
+    if isinstance(prompt, tuple):
         return prompt + answer.token_ids[:num_pieces]
-    assert isinstance(prompt, str)
     if num_pieces is None:
         return prompt + answer.text
     return prompt + ("".join(answer.tokens[:num_pieces]) if answer.tokens else answer.text[:num_pieces])
 
 
-def _first_difference(plain: Answer, speculative: Answer) -> int | None:
-    """The first place where the pieces differ. An answer that was cut off at its length says nothing about what follows."""
-    ours, theirs = plain.pieces, speculative.pieces
+def first_difference(plain: Answer, speculative: Answer) -> int | None:
+    """The first place where two answers differ, by what both have: token ids, or texts of tokens, or characters.
+
+    A plain answer that was cut off at its length says nothing about what follows.
+    """
+    ours, theirs = pieces(plain, speculative)
     for position, (one, other) in enumerate(zip(ours, theirs, strict=False)):
         if one != other:
             return position
     if len(ours) == len(theirs):
         return None
-    shorter = plain if len(ours) < len(theirs) else speculative
-    return None if shorter is plain and shorter.finish_reason is None else min(len(ours), len(theirs))
+    is_cut = len(ours) < len(theirs) and plain.finish_reason is None
+    return None if is_cut else min(len(ours), len(theirs))
+
+
+def pieces(plain: Answer, speculative: Answer) -> tuple[tuple[int, ...] | tuple[str, ...], tuple[int, ...] | tuple[str, ...]]:
+    """Both answers in the finest form that both have."""
+    if plain.token_ids and speculative.token_ids:
+        return plain.token_ids, speculative.token_ids
+    if plain.tokens and speculative.tokens:
+        return plain.tokens, speculative.tokens
+    return tuple(plain.text), tuple(speculative.text)
 
 
 async def _divergence(
@@ -160,9 +172,11 @@ async def _top2_gap(server: Server, prompt: Prompt, answer: Answer, position: in
 
 
 def _shown(answer: Answer, position: int) -> str:
-    if position < len(answer.tokens):
-        return answer.tokens[position]
-    return answer.pieces[position] if position < len(answer.pieces) else "<end>"
+    if answer.tokens:
+        return answer.tokens[position] if position < len(answer.tokens) else "<end>"
+    if answer.token_ids:
+        return f"<{answer.token_ids[position]}>" if position < len(answer.token_ids) else "<end>"
+    return answer.text[position] if position < len(answer.text) else "<end>"
 
 
 def salt(name: str, seed: int) -> str:

@@ -46,7 +46,7 @@ def law_of(logprobs: Mapping[str, float], output: Sequence[str], options: Option
     if not logprobs:
         return None
     floor = min(logprobs.values())  # no other token is likelier
-    adjusted = _adjusted(logprobs, output, options)
+    adjusted = adjusted_logprobs(logprobs, output, options)
     if adjusted is None:
         return None
     if options.top_k:
@@ -69,7 +69,8 @@ def law_of(logprobs: Mapping[str, float], output: Sequence[str], options: Option
     return law
 
 
-def _adjusted(logprobs: Mapping[str, float], output: Sequence[str], options: Options) -> dict[str, float] | None:
+def adjusted_logprobs(logprobs: Mapping[str, float], output: Sequence[str], options: Options) -> dict[str, float] | None:
+    """With penalties, biases and bans, not normalised; None if one of them raises a token that is not among these."""
     counts = {token: output.count(token) for token in output}
     shifts: dict[str, float] = {}
     if options.presence_penalty or options.frequency_penalty:

@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from paceline.prove.certificate.cases import NEUTRAL, Case, Cuts, cuts_for
+from paceline.prove.certificate.cases import NEUTRAL, Case, cases
 from paceline.prove.certificate.chi_square import ChiSquare, goodness_of_fit, homogeneity
 from paceline.prove.certificate.identity import Arms
 from paceline.prove.certificate.law import Law, law_of
@@ -18,7 +18,7 @@ from paceline.prove.certificate.server import Answer, Prompt, Server
 from paceline.prove.results import LawTest
 
 NUM_BINS = 15
-MIN_CONTEXT_SAMPLES = 30  # contexts that fewer samples have come to are left out
+MIN_CONTEXT_SAMPLES = 20  # contexts that fewer samples have come to are left out
 MAX_CONTEXTS = 12  # of one option
 MAX_LOGPROBS = 20  # OpenAI's limit
 _FIRST_SEED = 1_000_000
@@ -42,19 +42,18 @@ class LawTests:
         self._num_done = self._num_samples = 0
         self.report = LawReport()
 
-    async def cuts(self) -> Cuts:
-        """Cuts that fit the law at the first position that is tested."""
+    async def cases(self, word_id: int | None) -> list[Case]:
+        """Cases that fit the law at the first position that is tested."""
         first = await self._teacher.first_answer()
         if first is None:
-            return Cuts()
+            return cases({}, (), word_id)
         self._has_names = bool(first.token_ids) and await self._teacher.server.detokenize(first.token_ids[:1]) == first.tokens[0]
-        logprobs = await self._teacher.logprobs(first.tokens[:1], first)
-        return Cuts() if logprobs is None else cuts_for(logprobs)
+        return cases(await self._teacher.logprobs(first.tokens[:1], first) or {}, first.tokens[:1], word_id)
 
-    async def run(self, cases: Sequence[Case]) -> LawReport:
+    async def run(self, chosen: Sequence[Case]) -> LawReport:
         """All cases at once."""
-        self._num_samples = sum(self._options.num_samples * (1 if case.options is not None else 2) for case in cases)
-        results = await asyncio.gather(*(self._run_case(case) for case in cases))
+        self._num_samples = sum(self._options.num_samples * (1 if case.options is not None else 2) for case in chosen)
+        results = await asyncio.gather(*(self._run_case(case) for case in chosen))
         self.report.tests.extend(test for test in results if test is not None)
         return self.report
 

@@ -22,9 +22,9 @@ class CertifyOptions:
     model: str | None = None  # None: the first that the server lists
     api_key: str | None = None
     num_prompts: int = 12  # compared, evenly taken from those given
-    max_tokens: int = 48  # of each compared answer
+    max_tokens: int = 40  # of each compared answer
     temperature: float = 0.8  # of the seeded comparison
-    num_samples: int = 160  # of each law test
+    num_samples: int = 100  # of each law test
     concurrency: int = 16  # requests in flight
     epsilon: float = 0.15  # nats; bfloat16 logits between 16 and 32 are multiples of 0.125
     alpha: float = 0.001  # chance of a false alarm over all law tests together

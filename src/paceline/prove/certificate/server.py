@@ -30,13 +30,6 @@ class Answer:
     error: str | None = None
     is_refusal: bool = False  # the request is at fault, says the server
 
-    @property
-    def pieces(self) -> tuple[str, ...]:
-        """What two answers are compared by: tokens by id or else by text, or else characters."""
-        if self.token_ids:
-            return tuple(str(token_id) for token_id in self.token_ids)
-        return self.tokens or tuple(self.text)
-
 
 class Server:
     """One model of one server. `fields` go into every request."""
