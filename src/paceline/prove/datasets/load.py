@@ -6,7 +6,7 @@ Called by `paceline prove`. Nothing is fetched, repaired or left out: what canno
 from collections.abc import Iterator
 from pathlib import Path
 
-from paceline.errors import BadInputError, NotFoundError
+from paceline.errors import BadInputError, MissingError, NotFoundError
 from paceline.prove.datasets import rows as row_forms
 from paceline.prove.datasets import shipped
 from paceline.prove.datasets.files import MAX_ROWS, read_rows
@@ -38,7 +38,10 @@ def load(data: str, split: str = QUALITATIVE) -> Dataset:
         raise BadInputError(f"--split {split!r} is unknown; SPEED-Bench has {', '.join(SPLITS)}")
     if data == shipped.NAME:
         return shipped.load(split)
-    paths = find(Path(data).expanduser(), split)
+    try:
+        paths = find(Path(data).expanduser(), split)
+    except (OSError, RuntimeError) as error:  # a name that is too long, a folder that may not be listed, a user without a home
+        raise MissingError(f"cannot look for {data[:200]}: {error}") from error
     found = [row for path in paths for row in read_rows(path)]
     if len(found) > MAX_ROWS:
         raise BadInputError(f"{len(found):,} rows in {len(paths)} files, limit {MAX_ROWS:,}; take a part of them")
@@ -82,8 +85,8 @@ def find(path: Path, split: str) -> list[Path]:
         return [path]
     if not path.is_dir():
         raise NotFoundError(f"no file or folder {path}; --data takes one, or {shipped.NAME}")
-    whole = [path / f"{split}.jsonl", path / f"{split}.parquet", path / "question.jsonl" if split == QUALITATIVE else path / split]
-    choices = [[file] for file in whole if file.is_file()]
+    names = [f"{split}.jsonl", f"{split}.parquet", *(["question.jsonl"] if split == QUALITATIVE else [])]
+    choices = [[path / name] for name in names if (path / name).is_file()]
     for folder in (path / split, path if path.name == split else path / split / "data"):
         shards = sorted(folder.glob("test*.parquet"))
         choices += [shards] if shards else []
@@ -92,8 +95,8 @@ def find(path: Path, split: str) -> list[Path]:
             f"{path} holds {split} twice: {', '.join(str(files[0].relative_to(path)) for files in choices)}; give one of them"
         )
     if not choices:
-        names = sorted(item.name for item in path.iterdir())
-        shown = ", ".join(names[:_SHOWN_FILES]) + (", ..." if len(names) > _SHOWN_FILES else "") or "nothing"
+        there = sorted(item.name for item in path.iterdir())
+        shown = ", ".join(there[:_SHOWN_FILES]) + (", ..." if len(there) > _SHOWN_FILES else "") or "nothing"
         raise NotFoundError(
             f"{path} has no split {split}: neither {split}.jsonl nor {split}.parquet nor {split}/test.parquet, only {shown}; "
             "give a file by its name, or another --split"

@@ -24,7 +24,7 @@ THROUGHPUT_FILE = "speed_bench_like_throughput.jsonl.gz"
 MAX_BYTES = 32 << 20  # of a decompressed file
 
 SHA256 = {
-    "qualitative": "bafaf9b608bba787ada77eae1a405647a996bf6048a158eaeb24c6c900438e40",
+    "qualitative": "ac1db6b15f137dcc6b8bbfc62a79e85552f97be78c2b25d3458c517839969d10",
     "throughput_1k": "06778c4f80171453ffe125ec6a4026812c124c294f0e9261152e8640fdf95e4d",
     "throughput_2k": "d2d0aa4b7bf2b1f075b41801d0d2f6dc436f6ac34ca85c8deb10d9a116cdcc5f",
     "throughput_8k": "395babe073d8a69071f008c245e296fc42c5c4f215ac13bb99eb85e29fe17fa2",

@@ -259,6 +259,10 @@ def test_parquet_without_pyarrow_names_the_extra(tmp_path: Path, monkeypatch: py
 def test_a_folder_without_the_split_says_what_it_has(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="no file or folder"):
         load.load(str(tmp_path / "none"))
+    with pytest.raises(MissingError, match="cannot look for aaa"):
+        load.load("a" * 5_000)
+    with pytest.raises(MissingError, match="cannot look for ~nobody-of-that-name"):
+        load.load("~nobody-of-that-name/data")
     write_jsonl(tmp_path / "other.jsonl", [speed_row(1)])
     with pytest.raises(NotFoundError, match=r"no split qualitative.*only other\.jsonl; give a file by its name"):
         load.load(str(tmp_path))
