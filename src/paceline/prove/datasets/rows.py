@@ -8,6 +8,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import cast
 
 from paceline.errors import BadInputError
 from paceline.prove.datasets.prompt import CATEGORIES, ENTROPY_TIERS, Prompt
@@ -34,7 +35,7 @@ ID_LENGTH = 32
 MAX_TEXT_CHARS = 2_000_000  # of one turn: several times the longest context that is served today
 MAX_TURNS = 64
 MAX_CATEGORY_CHARS = 64
-_SPEED_BENCH_FIELDS = frozenset({"src_id", "sub_category", "difficulty", "multiturn"})
+_SPEED_BENCH_FIELDS = frozenset({"src_id", "sub_category"})
 _SHOWN_IDS = 5
 
 
@@ -63,7 +64,7 @@ def guess(row: Row) -> Format:
     if isinstance(question_id, int) and "turns" in fields:
         return Format.SPEC_BENCH
     named = category in (*CATEGORIES, *ENTROPY_TIERS) and isinstance(question_id, str) and len(question_id) == ID_LENGTH
-    if (named and fields.keys() & {"turns", "messages"}) or _SPEED_BENCH_FIELDS & fields.keys():
+    if (named or _SPEED_BENCH_FIELDS & fields.keys()) and fields.keys() & {"turns", "messages"}:
         return Format.SPEED_BENCH
     if fields.keys() & {"prompt", "turns", "messages"}:
         return Format.PROMPTS
@@ -93,8 +94,8 @@ def _strings(fields: dict[str, object]) -> list[str]:
     found: list[object] = [fields.get("prompt")]
     for name in ("turns", "messages"):
         items = fields.get(name)
-        if isinstance(items, list):
-            found += [item["content"] if isinstance(item, dict) and "content" in item else item for item in items]  # pyright: ignore[reportUnknownVariableType]
+        for item in cast("list[object]", items) if isinstance(items, list) else []:
+            found.append(cast("dict[str, object]", item).get("content") if isinstance(item, dict) else item)
     return [text for text in found if isinstance(text, str)]
 
 
@@ -183,19 +184,20 @@ def _conversation(row: Row) -> tuple[str, tuple[str, ...]]:
     if "messages" not in row.fields:
         return "", _turns(row)
     system, turns = "", list[str]()
-    for number, message in enumerate(_list(row, "messages")):
+    for number, item in enumerate(_list(row, "messages")):
         where = f"messages[{number}]"
-        if not isinstance(message, dict) or "role" not in message or "content" not in message:
+        message = cast("dict[str, object]", item) if isinstance(item, dict) else {}
+        if "role" not in message or "content" not in message:
             raise BadInputError(f"{row.where}: {where} has no role and content")
-        text = _text(row, f"{where}.content", message["content"])  # pyright: ignore[reportUnknownArgumentType]
-        role = message["role"]  # pyright: ignore[reportUnknownVariableType]
+        text = _text(row, f"{where}.content", message["content"])
+        role = message["role"]
         if role == "user":
             turns.append(text)
         elif role == "system" and number == 0:
             system = text
         else:
             raise BadInputError(
-                f"{row.where}: {where} has the role {str(role)[:40]!r}; user messages are asked after a system message at most, "  # pyright: ignore[reportUnknownArgumentType]
+                f"{row.where}: {where} has the role {str(role)[:40]!r}; user messages are asked after a system message at most, "
                 "and the answers between them are the model's own: remove it"
             )
     if not turns:
@@ -208,12 +210,13 @@ def _turns(row: Row) -> tuple[str, ...]:
 
 
 def _list(row: Row, name: str) -> list[object]:
-    items = row.fields.get(name)
-    if not isinstance(items, list) or not items:
-        raise BadInputError(f"{row.where}: {name} {'is missing' if items is None else 'is no list with something in it'}")
-    if len(items) > MAX_TURNS:  # pyright: ignore[reportUnknownArgumentType]
-        raise BadInputError(f"{row.where}: {len(items)} {name}, limit {MAX_TURNS}; split the conversation")  # pyright: ignore[reportUnknownArgumentType]
-    return items  # pyright: ignore[reportUnknownVariableType]
+    value = row.fields.get(name)
+    items = cast("list[object]", value) if isinstance(value, list) else []
+    if not items:
+        raise BadInputError(f"{row.where}: {name} {'is missing' if value is None else 'is no list with something in it'}")
+    if len(items) > MAX_TURNS:
+        raise BadInputError(f"{row.where}: {len(items)} {name}, limit {MAX_TURNS}; split the conversation")
+    return items
 
 
 def _text(row: Row, name: str, text: object) -> str:

@@ -164,7 +164,7 @@ def test_any_prompts_are_taken_as_they_are(tmp_path: Path) -> None:
         {"prompt": "a"},
         {"turns": ["b", "c"], "category": "mine", "id": "x" * 32},
         {"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "d"}], "id": 7},
-        {"prompt": "e", "system": "t"},
+        {"prompt": "e", "system": "t", "difficulty": "hard"},
     ]
     dataset = load.load(str(write_jsonl(tmp_path / "mine.jsonl", items)))
     assert dataset.label == "a file of prompts (mine.jsonl)"
