@@ -1,7 +1,7 @@
 """The frames between server and engine: msgpack over ZMQ on ipc sockets, never pickle. Narrow enough to be written in another language.
 
 One message a frame; the client may send several frames together. Client to engine: Launch (once, first), Submit, Abort, Shutdown.
-Engine to client: Progress, Ready or Failed, then Deltas and Stats. Used by `engine/client.py` on one side and `engine/loop.py` on the other.
+Engine to client: Progress, Ready or Failed, then Deltas and Stats. For `engine/client.py` and `engine/loop.py`.
 """
 
 from collections.abc import Callable, Sequence
