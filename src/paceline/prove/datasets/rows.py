@@ -94,8 +94,8 @@ def _strings(fields: dict[str, object]) -> list[str]:
     found: list[object] = [fields.get("prompt")]
     for name in ("turns", "messages"):
         items = fields.get(name)
-        for item in cast("list[object]", items) if isinstance(items, list) else []:
-            found.append(cast("dict[str, object]", item).get("content") if isinstance(item, dict) else item)
+        inner = cast("list[object]", items) if isinstance(items, list) else []
+        found += [cast("dict[str, object]", item).get("content") if isinstance(item, dict) else item for item in inner]
     return [text for text in found if isinstance(text, str)]
 
 
