@@ -152,6 +152,7 @@ class _Reply:
         self._server, self._body, self._request = server, asked.body, request
         self._behaviour = server.behaviour
         self._fault = next((fault for word, fault in self._behaviour.faults.items() if word in asked.question), "")
+        self._has_usage = self._behaviour.has_usage and self._fault != "no_usage"
         digest = hashlib.sha256(json.dumps([self._body["messages"], self._body.get("seed")]).encode()).digest()
         number = min(self._body["max_tokens"], self._behaviour.num_answer_tokens + digest[0] % 8)
         self._tokens = [digest[place % 32] % len(_WORDS) for place in range(number)]
@@ -227,7 +228,7 @@ class _Reply:
         if self._fault in ("cut", "short"):
             return b""
         last: dict[str, Any] = {"choices": []}
-        if self._behaviour.has_usage and self._fault != "no_usage":
+        if self._has_usage:
             last["usage"] = self._usage(len(self._tokens), is_final=True)
         if self._behaviour.gives_acceptance:
             accepted = self._counts["accepted"] + (self._fault == "wrong_counter")
@@ -247,7 +248,7 @@ class _Reply:
 
     def _usage(self, num_tokens: int, is_final: bool = False) -> dict[str, Any] | None:
         asked = (self._body.get("stream_options") or {}).get("continuous_usage_stats")
-        if not is_final and not (asked and self._behaviour.has_chunk_usage and self._behaviour.has_usage):
+        if not is_final and not (asked and self._behaviour.has_chunk_usage and self._has_usage):
             return None
         num_prompt = sum(len(message["content"].split()) for message in self._body["messages"])
         details = {"cached_tokens": self._cached}
