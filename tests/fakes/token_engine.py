@@ -13,11 +13,11 @@ from paceline.config import EngineConfig
 from paceline.core.outcome import TokenDelta
 from paceline.core.progress import SilentProgress
 from paceline.core.request import Request, SamplingParams
-from paceline.core.sequence import Sequence
 from paceline.core.stats import EngineStats
 from paceline.engine.loop import EngineLoop
 from paceline.executor.load import load_executor
-from paceline.scheduler.draft_length import DraftLengthPolicy
+from paceline.scheduler.draft_length import DraftLengthPolicy, DraftRow
+from paceline.scheduler.observation import StepObservation
 from paceline.scheduler.scheduler import Scheduler, SchedulerConfig
 from tests.fakes.tiny_models import make_tiny_model
 
@@ -31,10 +31,13 @@ class RandomDraftLength:
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
 
-    def draft_length(self, sequence: Sequence, limit: int) -> int:
-        return self._random.randint(0, limit)
+    def allot(self, rows: Seq[DraftRow], num_tokens_left: int) -> list[int]:
+        return [self._random.randint(0, row.limit) for row in rows]
 
-    def observe(self, sequence: Sequence, num_drafted: int, num_accepted: int) -> None:
+    def observe(self, request_id: str, num_drafted: int, num_accepted: int) -> None:
+        pass
+
+    def observe_step(self, step: StepObservation) -> None:
         pass
 
     def forget(self, request_id: str) -> None:
@@ -44,8 +47,8 @@ class RandomDraftLength:
 class FullDraftLength(RandomDraftLength):
     """Always the limit, so that long drafts are tested whether or not they are accepted."""
 
-    def draft_length(self, sequence: Sequence, limit: int) -> int:
-        return limit
+    def allot(self, rows: Seq[DraftRow], num_tokens_left: int) -> list[int]:
+        return [row.limit for row in rows]
 
 
 @dataclass(frozen=True)

@@ -1,75 +1,71 @@
-import pytest
-
-from paceline.core.sequence import Sequence
-from paceline.scheduler.draft_length import FIRST_PAUSE_STEPS, MAX_PAUSE_STEPS, BackoffDraftLength
+from paceline.scheduler.draft_length import FIRST_PAUSE_STEPS, MAX_PAUSE_STEPS, BackoffDraftLength, DraftRow
 from tests.fakes.fake_executor import ToyDrafter
 from tests.unit.scheduler.driver import Driver, make_config, make_facts, make_request
 
 
-@pytest.fixture
-def sequence() -> Sequence:
-    return Sequence(make_request("a", (1,)), [1], 1)
+def length(policy: BackoffDraftLength, limit: int = 5) -> int:
+    return policy.allot([DraftRow("a", limit, 1, 0)], 64)[0]
 
 
-def pause_length(policy: BackoffDraftLength, sequence: Sequence) -> int:
+def pause_length(policy: BackoffDraftLength) -> int:
     num_steps = 0
-    while policy.draft_length(sequence, 5) == 0:
-        policy.observe(sequence, 0, 0)
+    while length(policy) == 0:
+        policy.observe("a", 0, 0)
         num_steps += 1
         assert num_steps < 1000
     return num_steps
 
 
-def test_length_falls_with_misses_in_a_row_then_pauses(sequence: Sequence) -> None:
+def test_length_falls_with_misses_in_a_row_then_pauses() -> None:
     policy = BackoffDraftLength()
     lengths: list[int] = []
     for _ in range(4):
-        lengths.append(policy.draft_length(sequence, 5))
-        policy.observe(sequence, lengths[-1], 0)
+        lengths.append(length(policy))
+        policy.observe("a", lengths[-1], 0)
     assert lengths == [5, 5, 2, 1]
-    assert policy.draft_length(sequence, 5) == 0
+    assert length(policy) == 0
 
 
-def test_any_accepted_token_restores_the_full_length(sequence: Sequence) -> None:
+def test_any_accepted_token_restores_the_full_length() -> None:
     policy = BackoffDraftLength()
     for _ in range(3):
-        policy.observe(sequence, 5, 0)
-    policy.observe(sequence, 1, 1)
-    assert policy.draft_length(sequence, 5) == 5
-    policy.observe(sequence, 5, 0)
-    assert policy.draft_length(sequence, 5) == 5
+        policy.observe("a", 5, 0)
+    policy.observe("a", 1, 1)
+    assert length(policy) == 5
+    policy.observe("a", 5, 0)
+    assert length(policy) == 5
 
 
-def test_pauses_double_up_to_a_limit_and_end_with_a_trial_of_one(sequence: Sequence) -> None:
+def test_pauses_double_up_to_a_limit_and_end_with_a_trial_of_one() -> None:
     policy = BackoffDraftLength()
     for _ in range(4):
-        policy.observe(sequence, 5, 0)
+        policy.observe("a", 5, 0)
     pauses: list[int] = []
     for _ in range(6):
-        pauses.append(pause_length(policy, sequence))
-        assert policy.draft_length(sequence, 5) == 1
-        policy.observe(sequence, 1, 0)
+        pauses.append(pause_length(policy))
+        assert length(policy) == 1
+        policy.observe("a", 1, 0)
     assert pauses == [FIRST_PAUSE_STEPS, 8, 16, MAX_PAUSE_STEPS, MAX_PAUSE_STEPS, MAX_PAUSE_STEPS]
 
 
-def test_steps_planned_before_the_pause_do_not_lengthen_it(sequence: Sequence) -> None:
+def test_steps_planned_before_the_pause_do_not_lengthen_it() -> None:
     policy = BackoffDraftLength()
     for _ in range(5):  # the fifth was in flight when the pause began
-        policy.observe(sequence, 5, 0)
-    assert pause_length(policy, sequence) == FIRST_PAUSE_STEPS
+        policy.observe("a", 5, 0)
+    assert pause_length(policy) == FIRST_PAUSE_STEPS
 
 
-def test_steps_without_a_proposal_change_nothing(sequence: Sequence) -> None:
+def test_steps_without_a_proposal_change_nothing() -> None:
     policy = BackoffDraftLength()
     for _ in range(50):
-        policy.observe(sequence, 0, 0)
-    assert policy.draft_length(sequence, 5) == 5
+        policy.observe("a", 0, 0)
+    assert length(policy) == 5
 
 
-def test_zero_limit_stays_zero(sequence: Sequence) -> None:
+def test_zero_limit_stays_zero() -> None:
     policy = BackoffDraftLength()
-    policy.observe(sequence, 5, 0)
-    assert policy.draft_length(sequence, 0) == 0
+    policy.observe("a", 5, 0)
+    assert length(policy, 0) == 0
 
 
 def test_a_useless_drafter_costs_few_drafts_and_a_request_is_forgotten() -> None:

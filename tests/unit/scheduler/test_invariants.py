@@ -1,6 +1,7 @@
 """The invariants of the scheduler as properties over random schedules, at queue depths 1 and 2 with outcomes one step late."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import pytest
@@ -9,8 +10,8 @@ from hypothesis import strategies as st
 
 from paceline.core.plan import SpanKind
 from paceline.core.request import FinishReason, Request
-from paceline.core.sequence import Sequence
-from paceline.scheduler.draft_length import BackoffDraftLength, DraftLengthPolicy
+from paceline.scheduler.draft_length import BackoffDraftLength, DraftLengthPolicy, DraftRow
+from paceline.scheduler.observation import StepObservation
 from paceline.scheduler.passes import StepBuilder
 from paceline.scheduler.prefix_cache import CachedPage
 from paceline.scheduler.row import Row
@@ -25,11 +26,13 @@ class ListedLengths:
         self._lengths = lengths
         self._num_calls = 0
 
-    def draft_length(self, sequence: Sequence, limit: int) -> int:
-        self._num_calls += 1
-        return self._lengths[self._num_calls % len(self._lengths)]
+    def allot(self, rows: Sequence[DraftRow], num_tokens_left: int) -> list[int]:
+        self._num_calls += len(rows)
+        return [self._lengths[(self._num_calls - i) % len(self._lengths)] for i in range(len(rows))]
 
-    def observe(self, sequence: Sequence, num_drafted: int, num_accepted: int) -> None: ...
+    def observe(self, request_id: str, num_drafted: int, num_accepted: int) -> None: ...
+
+    def observe_step(self, step: StepObservation) -> None: ...
 
     def forget(self, request_id: str) -> None: ...
 
