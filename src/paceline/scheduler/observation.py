@@ -17,6 +17,9 @@ class StepObservation:
     is_control: bool  # planned with no drafts for any row, to learn what plain decoding costs
     duration_ms: float
     propose_ms: float  # the part of it that the drafter took
+    num_allotted_tokens: int = 0  # drafts that were planned
+    longest_draft: int = 0  # of any row
+    num_late_tokens: int = 0  # run by the drafter beyond the two per row that drafting itself leaves behind; prompt chunks count in full
 
 
 class ControlSteps(Protocol):
