@@ -1,4 +1,4 @@
-"""What is to be measured, and what a measurement gives: the two ends of `schedule.measure`.
+"""What is to be measured, and what a measurement gives: the two ends of `measure.measure`.
 
     measurement = await measure(plan, journal, show_progress)
 
