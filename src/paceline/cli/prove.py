@@ -1,4 +1,4 @@
-"""`paceline prove`: measures a server plainly and accelerated, judges it, and writes the report. The server is started here without `--url`.
+"""`paceline prove`: measures a server plainly and accelerated, judges it, and writes the report. Without `--url` it starts the server.
 
 Also what the wheel `paceline-prove` runs, which has no server to start. Exit codes: 0 PASS, 1 FAIL, 4 INVALID, 5 INCONCLUSIVE.
 """
