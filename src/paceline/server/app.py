@@ -11,7 +11,8 @@ from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Scope
 
 from paceline import __version__
-from paceline.config import ServerConfig, is_loopback
+from paceline.config import EngineConfig, ServerConfig, is_loopback
+from paceline.core.facts import EngineFacts
 from paceline.errors import BadInputError, NotFoundError, PacelineError
 from paceline.metrics.prometheus import CONTENT_TYPE, Snapshot, render
 from paceline.metrics.requests import RequestMetrics
@@ -29,9 +30,16 @@ from paceline.server.infer import InferRequest, InferResponse, InferStream, read
 from paceline.server.inflight import InFlight
 from paceline.server.limits import RequestLimits
 from paceline.server.openai import answers
-from paceline.server.openai.answers import Envelope
+from paceline.server.openai.answers import Envelope, ServedModel
 from paceline.server.openai.errors import ENGINE_GONE, STOPPING, ErrorAnswer, answer_for, answer_for_status, too_many_streams
-from paceline.server.openai.requests import GenerationRequest, StreamOptions, read_chat_completion, read_completion, schemas
+from paceline.server.openai.requests import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    StreamOptions,
+    read_chat_completion,
+    read_completion,
+    schemas,
+)
 from paceline.server.openai.schema import describe_answers
 from paceline.server.openai.tokenization import (
     DetokenizeRequest,
@@ -70,7 +78,7 @@ class Server:
         self._config = config
         self._in_flight = in_flight
         self._preparation = Preparation(model_folder, engine.facts, self.model_name, config.engine.seed)
-        self._created_s = int(time.time())
+        self._model = ServedModel(self.model_name, int(time.time()), engine.facts.max_model_len, _model_facts(engine.facts, config.engine))
         core = Core(self.model_name, self._preparation, in_flight, self.metrics, self._generation, self._refusal, self._error_response)
         self._messages = MessagesRoutes(core)
         self._responses = ResponseRoutes(core, ResponseStore(config.responses_memory_bytes))
@@ -184,13 +192,13 @@ class Server:
 
     async def list_models(self) -> Response:
         """The one model that is served."""
-        return _json(answers.model_list(self.model_name, self._created_s, self._engine.facts.max_model_len))
+        return _json(answers.model_list(self._model))
 
     async def get_model(self, name: str) -> Response:
         """The same by its name."""
         if name != self.model_name:
             raise NotFoundError(f"the model {name[:100]!r} does not exist here", param="model", code="model_not_found")
-        return _json(answers.model_entry(self.model_name, self._created_s, self._engine.facts.max_model_len))
+        return _json(answers.model_entry(self._model))
 
     async def get_health(self) -> Response:
         """200 only while the engine makes progress."""
@@ -228,12 +236,13 @@ class Server:
     def _generation(self, job: Job) -> Generation:
         return Generation(self._engine, self._preparation.vocabulary, job, self.metrics, self._config.engine.verification)
 
-    def _answer(self, body: GenerationRequest, job: Job, is_chat: bool) -> Response:
+    def _answer(self, body: CompletionRequest | ChatCompletionRequest, job: Job, is_chat: bool) -> Response:
         refusal = self._refusal()
         if refusal is not None:
             return self._error_response(refusal)
         options = (body.stream_options or StreamOptions()) if body.stream else StreamOptions()
-        envelope = Envelope(job.answer_id, self.model_name, int(time.time()), is_chat, has_usage=bool(options.include_usage))
+        has_usage, has_token_ids = bool(options.include_usage), bool(body.return_token_ids)
+        envelope = Envelope(job.answer_id, self.model_name, int(time.time()), is_chat, has_usage, has_token_ids)
         generation = self._generation(job)
         if body.stream:
             return StreamResponse(generation, envelope, self._in_flight, self.metrics, options)
@@ -244,6 +253,19 @@ class Server:
         self.metrics.error(error.kind)
         headers = {} if error.retry_after_s is None else {"retry-after": str(error.retry_after_s)}
         return _json(error.body if scope is None else error_body(error, scope), error.status, headers)
+
+
+def _model_facts(facts: EngineFacts, config: EngineConfig) -> dict[str, object]:
+    return {
+        "version": __version__,
+        "architecture": facts.architecture,
+        "device": facts.device,
+        "dtype": facts.dtype,
+        "drafter": facts.drafter,
+        "max_draft_length": facts.max_draft_length,
+        "verification": config.verification,
+        "enable_prefix_caching": config.enable_prefix_caching,
+    }
 
 
 def _verdict(health: Health) -> Response:
