@@ -127,8 +127,8 @@ def judge_again(path: Path) -> Outcome:
     return Outcome(_proof(judgement, measurement, recorded.certificate, told), measurement, recorded.dataset)
 
 
-def _criteria(name: str | None) -> Criteria:
-    return Criteria("none", "", ()) if name is None else load_criteria(name)
+def _criteria(name: str | None) -> Criteria | None:
+    return None if name is None else load_criteria(name)
 
 
 def _samplers(job: Job, plan: Plan) -> dict[Arm, utilisation.Sampler]:
