@@ -2,6 +2,7 @@
 
 import os
 import platform
+import shlex
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -25,6 +26,7 @@ _NAMES = {
     "draft_sha256": ("draft_sha256",),
     "verification": ("verification",),
 }
+_SHOWN = {"id", "lossless", "dtype", "version", *(key for keys in _NAMES.values() for key in keys)}
 
 
 def environment(plan: Plan, measurement: Measurement, command: Sequence[str]) -> dict[str, object]:
@@ -56,6 +58,7 @@ def environment(plan: Plan, measurement: Measurement, command: Sequence[str]) ->
         },
         "dataset": dataset_entry(plan.dataset),
         "lateness_of_measuring_process_p99_ms": measurement.loop_lag_p99_ms,
+        "server_says": {key: value for key, value in facts.facts.items() if key not in _SHOWN},
         "command": command_text(command),
         "warnings": list(measurement.warnings),
     }
@@ -122,8 +125,6 @@ def command_text(arguments: Sequence[str]) -> str:
 
 
 def _quoted(word: str) -> str:
-    import shlex
-
     return shlex.quote(word) if word != "..." and not word.endswith("=...") else word
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from paceline.prove.record import Arm
-from paceline.prove.report.words import NONE, arm_of, cell_of, concurrencies, interval, number, significant, times
+from paceline.prove.report.words import NONE, TIMES, arm_of, cell_of, concurrencies, interval, number, significant, times
 from paceline.prove.results import ArmSummary, Proof
 
 _VISIBLE_CHANGE = 0.005  # below half a per cent both are called the same
@@ -32,7 +32,7 @@ class _Measure:
 
 _MEASURES = (
     _Measure("first token, median (ms)", lambda arm: arm.ttft_ms and arm.ttft_ms.p50, True),
-    _Measure("first token, slowest 5 % (ms)", lambda arm: arm.ttft_ms and arm.ttft_ms.p95, True),
+    _Measure("first token, 95th percentile (ms)", lambda arm: arm.ttft_ms and arm.ttft_ms.p95, True),
     _Measure("each further token, median (ms)", lambda arm: arm.tpot_ms and arm.tpot_ms.p50, True),
     _Measure("whole answer, median (ms)", lambda arm: arm.e2e_ms and arm.e2e_ms.p50, True),
     _Measure("speed of one answer (tokens/s)", lambda arm: arm.user_tps, False),
@@ -47,6 +47,11 @@ def comparison(proof: Proof) -> list[tuple[int, list[Row]]]:
 
 
 def _rows(proof: Proof, concurrency: int) -> Iterator[Row]:
+    cell = cell_of(proof, concurrency)
+    if cell is not None:
+        low, high = cell.ci95
+        verdict = True if low > 1 else False if high < 1 else None
+        yield Row("speed over the same tokens", times(1.0), times(cell.ratio), f"95 % interval {interval(cell.ci95)}", verdict)
     plain, fast = arm_of(proof, Arm.BASELINE, concurrency), arm_of(proof, Arm.SPECULATIVE, concurrency)
     for measure in _MEASURES:
         before = None if plain is None else measure.value(plain)
@@ -54,11 +59,6 @@ def _rows(proof: Proof, concurrency: int) -> Iterator[Row]:
         if before is not None or after is not None:
             yield Row(measure.label, significant(before), significant(after), *improvement(before, after, measure.is_time))
     yield from _utilisation_rows(proof, concurrency)
-    cell = cell_of(proof, concurrency)
-    if cell is not None:
-        low, high = cell.ci95
-        verdict = True if low > 1 else False if high < 1 else None
-        yield Row("speed over the same tokens", times(1.0), times(cell.ratio), f"95 % interval {interval(cell.ci95)}", verdict)
 
 
 def improvement(before: float | None, after: float | None, is_time: bool) -> tuple[str, bool | None]:
@@ -70,6 +70,8 @@ def improvement(before: float | None, after: float | None, is_time: bool) -> tup
         return "the same", None
     if is_time:
         return f"{abs(change) * 100:.0f} % {'longer' if change > 0 else 'shorter'}", change < 0
+    if change >= 1:
+        return f"{after / before:.1f}{TIMES} as much", True
     return f"{abs(change) * 100:.0f} % {'more' if change > 0 else 'less'}", change > 0
 
 

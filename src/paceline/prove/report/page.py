@@ -46,7 +46,7 @@ def _parts(proof: Proof, title: str) -> Iterator[Markup]:
     yield joined(tag("p", line, class_="note") for line in sections.data_lines(proof))
     warnings = sections.warning_lines(proof)
     if warnings:
-        yield tag("section", tag("h2", "Read this with it"), _items(warnings), class_="warnings")
+        yield tag("section", tag("h2", "Caution"), _items(warnings), class_="warnings")
     yield tag("h2", "Traditional and accelerated")
     yield sections.traditional_and_accelerated(proof)
     yield from _speedup_part(proof)

@@ -47,7 +47,8 @@ _SETTINGS: dict[Any, Any] = {
     "grid.linewidth": 0.8,
     "legend.frameon": False,
 }
-_RATIO_TICKS = (0.1, 0.2, 0.33, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0)
+_RATIO_TICKS = (1.0, 2.0, 0.5, 5.0, 0.2, 1.5, 0.67, 1.25, 0.8, 3.0, 0.33, 10.0, 0.1, 20.0, 1.1, 0.9)  # the plainest first
+_LOWEST_RATIO, _HIGHEST_RATIO = 0.1, 20.0
 _MAX_TICKS = 7
 _LABEL_CHARS = 24
 _PANELS_PER_ROW = 3
@@ -90,16 +91,17 @@ def _ratio_limits(cells: Sequence[Speedup]) -> tuple[float, float] | None:
     ends = [end for cell in cells for end in (*cell.ci95, cell.ratio) if math.isfinite(end) and end > 0]
     if not ends:
         return None
-    return max(min(*ends, 0.95) * 0.97, _RATIO_TICKS[0]), min(max(*ends, 1.05) * 1.03, _RATIO_TICKS[-1])
+    return max(min(*ends, 0.95) * 0.97, _LOWEST_RATIO), min(max(*ends, 1.05) * 1.03, _HIGHEST_RATIO)
 
 
 def _ticks(limits: tuple[float, float]) -> list[float]:
-    """Round ratios within the limits, 1.0 among them, not too many."""
-    ticks = [tick for tick in _RATIO_TICKS if limits[0] <= tick <= limits[1]]
-    while len(ticks) > _MAX_TICKS:
-        one = ticks.index(1.0)
-        ticks = ticks[one % 2 :: 2]
-    return ticks
+    """Round ratios within the limits, the plainest first, as many as have room."""
+    room = math.log(limits[1] / limits[0]) / _MAX_TICKS
+    ticks: list[float] = []
+    for tick in _RATIO_TICKS:
+        if limits[0] <= tick <= limits[1] and all(abs(math.log(tick / other)) >= room for other in ticks):
+            ticks.append(tick)
+    return sorted(ticks)
 
 
 def _forest(axes: "Axes", proof: Proof, concurrency: int, rows: list[str], limits: tuple[float, float]) -> None:

@@ -191,8 +191,12 @@ def certificate(found: Certificate | None) -> Markup:
     rows = [_line(("greedy answers", words[found.greedy_identical])), _line(("seeded answers", words[found.seeded_identical]))]
     tone = {True: "yes", False: "no", None: "unsure"}[found.holds]
     parts = [tag("p", certificate_sentence(found), class_=tone)]
-    parts += [tag("ul", *(tag("li", line) for line in lines)) for lines in (found.broken, found.unknown) if lines]
+    if found.broken:
+        parts.append(_list(found.broken))
     parts.append(table(("", f"{found.num_compared:,} pairs of answers"), rows))
+    if found.unknown:
+        title = f"What could not be checked ({len(found.unknown)})"
+        parts.append(tag("details", tag("summary", title), _list(found.unknown)))
     if found.plain:
         parts.append(_note(f"Plain decoding was asked for by {found.plain}."))
     if found.divergences:
@@ -202,6 +206,10 @@ def certificate(found: Certificate | None) -> Markup:
         parts += [tag("h3", "Law of sampled tokens"), table(heads, (_law_line(test) for test in found.law_tests))]
         parts.append(_note(f"A p below its threshold is a broken law; the chance that any lawful one is called so is {found.alpha:g}."))
     return joined(parts)
+
+
+def _list(lines: Iterable[str]) -> Markup:
+    return tag("ul", *(tag("li", line) for line in lines))
 
 
 def _law_line(test: LawTest) -> Markup:

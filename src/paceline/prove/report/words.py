@@ -14,6 +14,8 @@ TIMES = "\u00d7"  # the sign of multiplication
 
 ARM_NAMES = {Arm.BASELINE: "traditional", Arm.SPECULATIVE: "accelerated"}
 
+_MAX_CHARS = 500  # of one value of the environment: a server says what it likes
+
 _SENTENCES = {
     Verdict.PASS: "Accelerated decoding is faster here, and it kept every promise that was checked.",
     Verdict.FAIL: "A promise that was checked is broken here.",
@@ -94,9 +96,10 @@ def text_of(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
-        return significant(value)
+        return f"{value:.4g}"
     if isinstance(value, list | tuple):
         return ", ".join(text_of(item) for item in cast(Sequence[object], value))
     if isinstance(value, dict):
         return ", ".join(f"{key} {text_of(item)}" for key, item in cast(Mapping[str, object], value).items())
-    return str(value)
+    text = str(value)
+    return text if len(text) <= _MAX_CHARS else text[:_MAX_CHARS] + "..."

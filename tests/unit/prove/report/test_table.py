@@ -50,6 +50,7 @@ def test_text_of_others_neither_steers_the_terminal_nor_is_taken_for_markup() ->
         (100.0, 130.0, True, "30 % longer", False),
         (10.0, 15.0, False, "50 % more", True),
         (10.0, 9.0, False, "10 % less", False),
+        (10.0, 25.0, False, "2.5\u00d7 as much", True),
         (10.0, 10.01, False, "the same", None),
         (None, 10.0, False, "\u2013", None),
         (0.0, 10.0, False, "\u2013", None),
