@@ -154,13 +154,14 @@ def _write(flag: str, path: Path, write: Callable[[Path], object]) -> None:
 
 
 def _soak(config: ProveConfig) -> int:
+    from paceline.prove.soak_plan import SoakOptions, parse_duration
+
+    duration_s = parse_duration(config.soak or "")
     from rich.console import Console
 
     from paceline.prove.report.soak_table import print_soak
     from paceline.prove.soak import soak
-    from paceline.prove.soak_plan import SoakOptions, parse_duration
 
-    duration_s = parse_duration(config.soak or "")
     with _server(config) as (url, pid), _Bar() as bar:
         model = config.model if config.url is not None else None
         options = SoakOptions(duration_s, model=model, api_key=config.api_key, pid=pid)
