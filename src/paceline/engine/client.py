@@ -201,10 +201,10 @@ class EngineClient:
                 f"cannot make the engine's sockets in {directory}: {error}; set TMPDIR to a short path of a disk with room"
             ) from error
 
-    def _post(self, message: wire.ToEngine) -> bool:
-        """Hand a message to the engine; False if there is none to take it."""
+    def _post(self, *messages: wire.ToEngine) -> bool:
+        """Hand messages to the engine; False if there is none to take them."""
         try:
-            self._out.send(wire.encode(message), zmq.NOBLOCK)
+            self._out.send_multipart([wire.encode(message) for message in messages], zmq.NOBLOCK)
         except zmq.Again:
             return False
         return True
@@ -217,11 +217,11 @@ class EngineClient:
 
     def _flush(self) -> None:
         messages, self._outbox = self._outbox, []
-        for message in messages:
-            if not self._out.closed and not self._post(message) and isinstance(message, wire.Submit):
-                inbox = self._queues.get(message.request.request_id)
-                if inbox is not None:
-                    inbox.put(None)  # the engine is gone
+        if not messages or self._out.closed or self._post(*messages):
+            return
+        for message in messages:  # the engine is gone
+            if isinstance(message, wire.Submit) and message.request.request_id in self._queues:
+                self._queues[message.request.request_id].put(None)
 
     async def _read(self) -> None:
         while True:
