@@ -32,6 +32,7 @@ class Behaviour:
     has_counters: bool = True
     counter_factor: float = 1.0  # what the counters of drafts are multiplied by
     refuses_unknown: bool = False
+    is_exact: bool = True  # whether drafts leave the answer as it is
     api_key: str | None = None
     step_s: float = 0.0
     num_answer_tokens: int = 40  # of an answer that ends by itself
@@ -152,7 +153,9 @@ class _Reply:
         self._server, self._body, self._request = server, asked.body, request
         self._behaviour = server.behaviour
         self._fault = next((fault for word, fault in self._behaviour.faults.items() if word in asked.question), "")
-        digest = hashlib.sha256(json.dumps([self._body["messages"], self._body.get("seed")]).encode()).digest()
+        self._has_usage = self._behaviour.has_usage and self._fault != "no_usage"
+        key = [self._body["messages"], self._body.get("seed"), not self._behaviour.is_exact and self._body.get("max_draft_length")]
+        digest = hashlib.sha256(json.dumps(key).encode()).digest()
         number = min(self._body["max_tokens"], self._behaviour.num_answer_tokens + digest[0] % 8)
         self._tokens = [digest[place % 32] % len(_WORDS) for place in range(number)]
         self._digest = digest
@@ -227,7 +230,7 @@ class _Reply:
         if self._fault in ("cut", "short"):
             return b""
         last: dict[str, Any] = {"choices": []}
-        if self._behaviour.has_usage and self._fault != "no_usage":
+        if self._has_usage:
             last["usage"] = self._usage(len(self._tokens), is_final=True)
         if self._behaviour.gives_acceptance:
             accepted = self._counts["accepted"] + (self._fault == "wrong_counter")
@@ -247,7 +250,7 @@ class _Reply:
 
     def _usage(self, num_tokens: int, is_final: bool = False) -> dict[str, Any] | None:
         asked = (self._body.get("stream_options") or {}).get("continuous_usage_stats")
-        if not is_final and not (asked and self._behaviour.has_chunk_usage and self._behaviour.has_usage):
+        if not is_final and not (asked and self._behaviour.has_chunk_usage and self._has_usage):
             return None
         num_prompt = sum(len(message["content"].split()) for message in self._body["messages"])
         details = {"cached_tokens": self._cached}

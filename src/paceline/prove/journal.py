@@ -44,7 +44,7 @@ class Journal:
         self._encoder = msgspec.json.Encoder()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("ab+")
+            self._file = path.open("ab+", buffering=0)  # nothing is left to write when a record is added, nor when the disk is full
             self._num_bytes = self._file.seek(0, 2)
             if self._num_bytes:
                 self._file.seek(-1, 2)
@@ -84,8 +84,9 @@ class Journal:
             raise self._failure(error) from None
 
     def _write(self, encoded: bytes) -> None:
-        self._file.write(encoded)
-        self._file.flush()
+        rest = memoryview(encoded)
+        while rest:
+            rest = rest[self._file.write(rest) :]
         self._num_bytes += len(encoded)
 
     def _failure(self, error: OSError) -> MissingError:

@@ -33,6 +33,7 @@ class Acceptance:
     num_spec_tokens: int | None = None  # the cap K
     num_plain_steps: int | None = None
     num_control_steps: int | None = None
+    histograms_by_draft_length: tuple[tuple[int, tuple[int, ...]], ...] = ()  # (drafts made, histogram) where the server tells them apart
 
 
 @dataclass(frozen=True, slots=True)

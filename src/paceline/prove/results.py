@@ -61,6 +61,7 @@ class ArmSummary:
     conditional_acceptance: tuple[float, ...]  # P(draft i accepted | drafts before it accepted), from draft 1
     joint_acceptance: tuple[float, ...]
     step_ms: float | None  # t_ar or t_sd: (last chunk - first chunk) / steps between them
+    rate_per_s: float = 0.0  # arrival rate of an open loop (concurrency 0); 0 in closed loop
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """One committed step in the numbers that decide about drafts: the draft length policy and the switchback both learn from it."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,3 +17,28 @@ class StepObservation:
     is_control: bool  # planned with no drafts for any row, to learn what plain decoding costs
     duration_ms: float
     propose_ms: float  # the part of it that the drafter took
+    num_allotted_tokens: int = 0  # drafts that were planned
+    longest_draft: int = 0  # of any row
+    num_late_tokens: int = 0  # run by the drafter beyond the two per row that drafting itself leaves behind; prompt chunks count in full
+
+
+class ControlSteps(Protocol):
+    """Says which steps are control steps, and learns from all of them. Called by the scheduler only."""
+
+    def is_control(self) -> bool:
+        """Whether the step being planned is one. Asked once per plan, also of plans that come to nothing for want of work."""
+        ...
+
+    def observe_step(self, step: StepObservation) -> None:
+        """Learns from a committed step, in the order of the plans."""
+        ...
+
+
+class NoControlSteps:
+    """Never a control step."""
+
+    def is_control(self) -> bool:
+        return False
+
+    def observe_step(self, step: StepObservation) -> None:
+        pass

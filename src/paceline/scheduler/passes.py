@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from paceline.core.plan import Span, SpanKind
 from paceline.core.sequence import SequenceStatus
-from paceline.scheduler.draft_length import DraftLengthPolicy
+from paceline.scheduler.draft_length import DraftLengthPolicy, DraftRow
 from paceline.scheduler.fair_share import fair_shares
 from paceline.scheduler.prefix_cache import CachedPage
 from paceline.scheduler.residents import Residents
@@ -68,12 +68,22 @@ class StepBuilder:
     row therefore always gets its pages in the end, and every request finishes.
     """
 
-    def __init__(self, residents: Residents, waiting: deque[Row], policy: DraftLengthPolicy, limits: StepLimits, rotation: int) -> None:
+    def __init__(
+        self,
+        residents: Residents,
+        waiting: deque[Row],
+        policy: DraftLengthPolicy,
+        limits: StepLimits,
+        rotation: int,
+        is_control: bool = False,
+    ) -> None:
+        """`is_control`: no row gets drafts and the drafter runs nothing at all, whatever the policy would say."""
         self._residents = residents
         self._waiting = waiting
         self._policy = policy
         self._limits = limits
         self._rotation = rotation
+        self._is_control = is_control
         self._num_tokens_left = limits.max_num_batched_tokens
         self._blocked_order: int | None = None  # age of the oldest row that found no page
         self._is_prompt_held_back = False  # a prompt got less than the budget, and counts on free pages for the rest
@@ -87,7 +97,7 @@ class StepBuilder:
         self._prompt_chunks(prefills)
         self._admissions()
         works = list(self._works.values())
-        if works and self._num_tokens_left > 0:
+        if works and self._num_tokens_left > 0 and not self._is_control:
             self._drafts(works)
         return works
 
@@ -180,28 +190,28 @@ class StepBuilder:
 
     def _drafts(self, works: list[Work]) -> None:
         """Shares the rest of the budget among the rows that can use it; a row's catch-up comes before its drafts."""
-        wishes = [self._wish(work) for work in works]
+        rows = [self._draft_row(work) for work in works]
+        lengths = self._policy.allot(rows, self._num_tokens_left)
+        wishes = [self._wish(work, row, length) for work, row, length in zip(works, rows, lengths, strict=True)]
         first = self._rotation % len(works)
         shares = fair_shares(wishes, self._num_tokens_left, first)
         for index in (*range(first, len(works)), *range(first)):
             self._spend(works[index], wishes[index], shares[index])
 
-    def _wish(self, work: Work) -> int:
-        """Notes the drafts and the catch-up that a row can use; returns their cost in tokens. The drafter's first token is free."""
-        outlook = work.outlook
+    def _draft_row(self, work: Work) -> DraftRow:
+        """What the policy decides by. A prompt chunk catches up for the drafts of the decode steps to come, if there can be any."""
+        row, outlook = work.row, work.outlook
+        request_id = row.request.request_id
         keeps_kv = self._limits.drafter_keeps_kv
         if work.kind is SpanKind.DECODE:
-            work.draft_room = self._draft_room(work.row, outlook.min_len, outlook.max_len)
-            if work.draft_room == 0 or not keeps_kv:
-                return work.draft_room
-            work.catch_up_wish = outlook.num_draft_pending_tokens
-            return work.catch_up_wish - 1 + work.draft_room
-        # A prompt chunk has no drafts, but catches up for those of the decode steps to come, if there will be any.
-        num_tokens = len(work.row.sequence.token_ids)
-        if not keeps_kv or self._draft_room(work.row, num_tokens + 1, num_tokens + 1) == 0:
-            return 0
-        work.catch_up_wish = work.start + work.num_new_tokens - (num_tokens - outlook.num_draft_pending_tokens)
-        return work.catch_up_wish - 1
+            num_pending = outlook.num_draft_pending_tokens if keeps_kv else 0
+            room = self._draft_room(row, outlook.min_len, outlook.max_len)
+            num_to_go = row.request.sampling.max_tokens - (outlook.min_len - row.sequence.num_prompt_tokens)
+            return DraftRow(request_id, room, outlook.max_len, num_pending, num_tokens_to_go=num_to_go)
+        num_tokens, end = len(row.sequence.token_ids), work.start + work.num_new_tokens
+        limit = self._draft_room(row, num_tokens + 1, num_tokens + 1) if keeps_kv else 0
+        num_pending = end - (num_tokens - outlook.num_draft_pending_tokens) if keeps_kv else 0
+        return DraftRow(request_id, limit, end, num_pending, work.num_new_tokens)
 
     def _draft_room(self, row: Row, min_len: int, max_len: int) -> int:
         """Drafts that a decode step between these lengths could use: the step itself yields one token more."""
@@ -213,9 +223,17 @@ class StepBuilder:
             self._limits.max_model_len - max_len,
             self._limits.drafter_max_len - max_len,
         )
-        if room <= 0:
+        return max(room, 0)
+
+    def _wish(self, work: Work, row: DraftRow, length: int) -> int:
+        """Notes the drafts and the catch-up that a row shall have; returns their cost in tokens. The drafter's first token is free."""
+        length = max(min(row.limit, length), 0)
+        if length == 0:
             return 0
-        return max(min(room, self._policy.draft_length(row.sequence, room)), 0)
+        work.catch_up_wish = row.num_catch_up_tokens
+        if work.kind is SpanKind.DECODE:
+            work.draft_room = length
+        return max(work.catch_up_wish - 1, 0) + work.draft_room
 
     def _spend(self, work: Work, wish: int, share: int) -> None:
         """Turns a share into catch-up and, once that is complete, drafts; an unfinished catch-up takes all of its share."""

@@ -16,7 +16,8 @@ from paceline.core.request import FinishReason, Request
 from paceline.core.sequence import SequenceStatus
 from paceline.core.stats import EngineStats
 from paceline.errors import BadInputError
-from paceline.scheduler.draft_length import BackoffDraftLength, DraftLengthPolicy
+from paceline.scheduler.draft_length import DraftLengthPolicy, FullDraftLength, GuardedDraftLength
+from paceline.scheduler.observation import ControlSteps, NoControlSteps, StepObservation
 from paceline.scheduler.passes import StepBuilder, StepLimits, Work
 from paceline.scheduler.residents import Residents
 from paceline.scheduler.row import Row, new_row, request_stats
@@ -31,6 +32,7 @@ class SchedulerConfig:
     max_batch_size: int
     batch_wait_ms: float
     enable_prefix_caching: bool
+    speculation: str = "auto"
 
     @classmethod
     def from_engine_config(cls, config: EngineConfig) -> "SchedulerConfig":
@@ -40,7 +42,14 @@ class SchedulerConfig:
             max_batch_size=config.max_batch_size,
             batch_wait_ms=config.batch_wait_ms,
             enable_prefix_caching=config.enable_prefix_caching,
+            speculation=config.speculation,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _StepInFlight:
+    step_id: int
+    is_control: bool
 
 
 class Scheduler:
@@ -56,13 +65,15 @@ class Scheduler:
         facts: EngineFacts,
         draft_length: DraftLengthPolicy | None = None,
         clock: Callable[[], float] = time.monotonic,
+        control: ControlSteps | None = None,
     ) -> None:
         assert facts.num_pages * facts.page_size >= facts.max_model_len, (
             f"{facts.num_pages} pages of {facts.page_size} tokens cannot hold one sequence of {facts.max_model_len}"
         )
         self._config = config
         self._facts = facts
-        self._policy: DraftLengthPolicy = BackoffDraftLength() if draft_length is None else draft_length
+        self._policy: DraftLengthPolicy = _default_policy(config, facts) if draft_length is None else draft_length
+        self._control: ControlSteps = NoControlSteps() if control is None else control
         self._clock = clock
         self._limits = StepLimits(
             max_num_batched_tokens=config.max_num_batched_tokens,
@@ -75,7 +86,7 @@ class Scheduler:
         self._residents = Residents(config.max_batch_size, facts.num_pages, facts.page_size, config.enable_prefix_caching)
         self._waiting: deque[Row] = deque()  # oldest first
         self._unfinished: dict[str, Row] = {}  # waiting and running, by request id
-        self._in_flight: deque[int] = deque()  # step ids
+        self._in_flight: deque[_StepInFlight] = deque()
         self._num_added = 0
         self._next_step_id = 0
         self._stats = EngineStats(num_pages=facts.num_pages, num_accepted_tokens_per_pos=[0] * facts.max_draft_length)
@@ -127,7 +138,8 @@ class Scheduler:
         """The next step, or None if nothing can run before the next commit, `add` or `next_wakeup_s`."""
         if self.next_wakeup_s() is not None:
             return None
-        builder = StepBuilder(self._residents, self._waiting, self._policy, self._limits, self._next_step_id)
+        is_control = self._control.is_control()
+        builder = StepBuilder(self._residents, self._waiting, self._policy, self._limits, self._next_step_id, is_control)
         works = builder.build()
         self._stats.num_preemptions += len(builder.preempted)
         self._count_admissions(builder.admitted)
@@ -143,17 +155,21 @@ class Scheduler:
             spans=tuple(self._launch(work) for work in works),
             num_tokens_upper_bound=sum(work.num_new_tokens + work.draft_budget for work in works),
         )
-        self._in_flight.append(plan.step_id)
+        self._in_flight.append(_StepInFlight(plan.step_id, is_control))
         self._next_step_id += 1
         return plan
 
     def commit(self, plan: StepPlan, outcome: StepOutcome) -> list[TokenDelta]:
         """Takes in the truth of the oldest plan in flight; returns the new output, at most one delta per request."""
-        step_id = self._in_flight.popleft()
-        assert step_id == plan.step_id == outcome.step_id, f"step {step_id} is due, plan {plan.step_id}, outcome {outcome.step_id}"
+        step = self._in_flight.popleft()
+        assert step.step_id == plan.step_id == outcome.step_id, (
+            f"step {step.step_id} is due, plan {plan.step_id}, outcome {outcome.step_id}"
+        )
         deltas: list[TokenDelta] = []
+        num_rows = num_context_tokens = num_emitted_tokens = 0
         for span, slot_outcome in zip(plan.spans, outcome.slots, strict=True):
             row = self._residents.by_slot[span.slot]
+            num_tokens_before = len(row.sequence.token_ids)
             oldest = row.in_flight.popleft()
             assert oldest is span, f"slot {span.slot} expects the outcome of {oldest}, not of {span}"
             if not row.is_finished:
@@ -162,7 +178,29 @@ class Scheduler:
                     deltas.append(delta)
             elif not row.in_flight:
                 self._residents.release(row)
+            if span.kind is SpanKind.DECODE:
+                num_rows += 1
+                num_context_tokens += num_tokens_before
+                num_emitted_tokens += len(row.sequence.token_ids) - num_tokens_before
         self._count_step(outcome.stats)
+        observation = StepObservation(
+            num_rows=num_rows,
+            num_context_tokens=num_context_tokens,
+            num_drafted_tokens=outcome.stats.num_drafted_tokens,
+            num_emitted_tokens=num_emitted_tokens,
+            num_target_tokens=outcome.stats.num_tokens,
+            has_prefill=num_rows < len(plan.spans),
+            is_control=step.is_control,
+            duration_ms=outcome.stats.total_ms,
+            propose_ms=outcome.stats.propose_ms,
+            num_allotted_tokens=sum(span.draft_budget for span in plan.spans),
+            longest_draft=max(slot.num_drafted for slot in outcome.slots),
+            num_late_tokens=sum(
+                max(span.draft_catch_up - 2, 0) if span.kind is SpanKind.DECODE else span.draft_catch_up for span in plan.spans
+            ),
+        )
+        self._policy.observe_step(observation)
+        self._control.observe_step(observation)
         return deltas
 
     def next_wakeup_s(self) -> float | None:
@@ -175,8 +213,12 @@ class Scheduler:
 
     def stats(self) -> EngineStats:
         """Counters since start and gauges of now, as a copy."""
+        report = self._policy.report()
         return replace(
             self._stats,
+            guard_state_by_band=report.states,
+            draft_length_by_band=report.lengths,
+            num_switch_offs_by_reason=report.num_switch_offs,
             time_s=self._clock(),
             num_running=len(self._residents.running),
             num_waiting=len(self._waiting),
@@ -205,7 +247,11 @@ class Scheduler:
             sequence.num_computed_tokens = span.start + span.num_new_tokens
         else:
             sequence.num_computed_tokens = len(sequence.token_ids) - 1
-            self._count_drafts(row, outcome.num_drafted, min(outcome.num_accepted, len(tokens)))
+            num_accepted = min(outcome.num_accepted, len(tokens))
+            # Behind the end of the sequence nothing was judged: only what was accepted before it tells of the drafter.
+            num_judged = outcome.num_drafted if reason is None else num_accepted
+            self._policy.observe(row.request.request_id, span.draft_budget, num_judged, num_accepted)
+            self._count_drafts(row, outcome.num_drafted, num_accepted)
         if self._limits.drafter_keeps_kv:
             # A sequence cut short by a stop token has fewer tokens than the drafter ran.
             sequence.num_draft_computed_tokens = min(outcome.num_draft_computed_tokens, len(sequence.token_ids) - 1)
@@ -275,7 +321,6 @@ class Scheduler:
 
     def _count_drafts(self, row: Row, num_drafted: int, num_accepted: int) -> None:
         """One decode step of a live row. Accepted drafts beyond the end of the sequence are not counted: nobody received them."""
-        self._policy.observe(row.sequence, num_drafted, num_accepted)
         own = row.sequence.draft_stats
         if num_drafted == 0:
             own.num_plain_steps += 1
@@ -299,3 +344,7 @@ class Scheduler:
         total.forward_s += stats.forward_ms / 1e3
         total.verify_s += stats.verify_ms / 1e3
         total.step_s += stats.total_ms / 1e3
+
+
+def _default_policy(config: SchedulerConfig, facts: EngineFacts) -> DraftLengthPolicy:
+    return FullDraftLength() if config.speculation == "on" else GuardedDraftLength(facts)

@@ -1,13 +1,15 @@
 """Drives a Scheduler against the fake executor as the engine loop does, and checks every invariant after every call."""
 
 from collections import Counter, deque
+from collections.abc import Sequence
 
 from paceline.core.facts import EngineFacts
 from paceline.core.outcome import TokenDelta
 from paceline.core.plan import SpanKind, StepPlan
 from paceline.core.request import FinishReason, Request, SamplingParams
-from paceline.core.sequence import Sequence, SequenceStatus
-from paceline.scheduler.draft_length import DraftLengthPolicy
+from paceline.core.sequence import SequenceStatus
+from paceline.scheduler.draft_length import DraftLengthPolicy, FullDraftLength
+from paceline.scheduler.observation import ControlSteps, StepObservation
 from paceline.scheduler.row import Row
 from paceline.scheduler.scheduler import Scheduler, SchedulerConfig
 from tests.fakes.fake_executor import FakeExecutor, ToyDrafter, ToyModel
@@ -71,15 +73,20 @@ def make_request(
     return Request(request_id, prompt, sampling, arrival_s=0.0, max_draft_length=max_draft_length)
 
 
-class FullLength:
-    """As many drafts as allowed, always."""
+class ListedControl:
+    """Control steps by a list over plans, in turn; `steps` holds every observation."""
 
-    def draft_length(self, sequence: Sequence, limit: int) -> int:
-        return limit
+    def __init__(self, flags: Sequence[bool]) -> None:
+        self.steps: list[StepObservation] = []
+        self._flags = list(flags)
+        self._num_plans = 0
 
-    def observe(self, sequence: Sequence, num_drafted: int, num_accepted: int) -> None: ...
+    def is_control(self) -> bool:
+        self._num_plans += 1
+        return self._flags[(self._num_plans - 1) % len(self._flags)]
 
-    def forget(self, request_id: str) -> None: ...
+    def observe_step(self, step: StepObservation) -> None:
+        self.steps.append(step)
 
 
 class Clock:
@@ -104,12 +111,13 @@ class Driver:
         policy: DraftLengthPolicy | None = None,
         drafter: ToyDrafter | None = None,
         scheduler_type: type[Scheduler] = Scheduler,
+        control: ControlSteps | None = None,
     ) -> None:
         self.facts = facts
         self.config = config
         self.clock = Clock()
         self.model = ToyModel()
-        self.scheduler = scheduler_type(config, facts, FullLength() if policy is None else policy, self.clock)
+        self.scheduler = scheduler_type(config, facts, FullDraftLength() if policy is None else policy, self.clock, control)
         self.executor = FakeExecutor(facts, config.max_batch_size, self.model, drafter or ToyDrafter(1.0, 1.0), depth)
         self.in_flight: deque[StepPlan] = deque()
         self.plans: list[StepPlan] = []

@@ -1,6 +1,7 @@
 """The invariants of the scheduler as properties over random schedules, at queue depths 1 and 2 with outcomes one step late."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import pytest
@@ -9,29 +10,24 @@ from hypothesis import strategies as st
 
 from paceline.core.plan import SpanKind
 from paceline.core.request import FinishReason, Request
-from paceline.core.sequence import Sequence
-from paceline.scheduler.draft_length import BackoffDraftLength, DraftLengthPolicy
+from paceline.scheduler.draft_length import DraftLengthPolicy, DraftRow, FullDraftLength, GuardedDraftLength
 from paceline.scheduler.passes import StepBuilder
 from paceline.scheduler.prefix_cache import CachedPage
 from paceline.scheduler.row import Row
 from tests.fakes.fake_executor import ToyDrafter
-from tests.unit.scheduler.driver import Driver, FullLength, make_config, make_facts, make_request
+from tests.unit.scheduler.driver import Driver, make_config, make_facts, make_request
 
 
-class ListedLengths:
+class ListedLengths(FullDraftLength):
     """Draft lengths from a list, over and over; the answers may exceed the limit, which the scheduler must not trust."""
 
     def __init__(self, lengths: list[int]) -> None:
         self._lengths = lengths
         self._num_calls = 0
 
-    def draft_length(self, sequence: Sequence, limit: int) -> int:
-        self._num_calls += 1
-        return self._lengths[self._num_calls % len(self._lengths)]
-
-    def observe(self, sequence: Sequence, num_drafted: int, num_accepted: int) -> None: ...
-
-    def forget(self, request_id: str) -> None: ...
+    def allot(self, rows: Sequence[DraftRow], num_tokens_left: int) -> list[int]:
+        self._num_calls += len(rows)
+        return [self._lengths[(self._num_calls - i) % len(self._lengths)] for i in range(len(rows))]
 
 
 @dataclass(frozen=True)
@@ -58,8 +54,8 @@ class Scenario:
 
     def policy(self) -> DraftLengthPolicy:
         if self.lengths is None:
-            return BackoffDraftLength()
-        return ListedLengths(list(self.lengths)) if self.lengths else FullLength()
+            return GuardedDraftLength(make_facts())
+        return ListedLengths(list(self.lengths)) if self.lengths else FullDraftLength()
 
 
 def random_scenario(rng: random.Random) -> Scenario:

@@ -72,7 +72,7 @@ MUTATIONS = {
     # budget and ends
     "catch-up is free": (StepBuilder, "_spend", "share - max(work.draft_catch_up - 1, 0)", "share", 1),
     "catch-up passes its share": (StepBuilder, "_spend", "min(work.catch_up_wish, share + 1)", "work.catch_up_wish", 1),
-    "a prompt chunk catches up beyond its end": (StepBuilder, "_wish", "work.start + work.num_new_tokens", "num_tokens + 9", 1),
+    "a prompt chunk catches up beyond its end": (StepBuilder, "_draft_row", "num_pending = end - ", "num_pending = num_tokens + 9 - ", 1),
     "new tokens are not charged": (StepBuilder, "_add", "self._num_tokens_left -= work.num_new_tokens", "pass", 1),
     "the length cap comes before the stop token": (
         Scheduler,

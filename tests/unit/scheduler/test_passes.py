@@ -1,33 +1,30 @@
 """How one step is filled: the order of the passes, bounds under overlap, drafts and catch-up, and who yields pages."""
 
 from collections import deque
+from collections.abc import Sequence
 
 import pytest
 
 from paceline.core.plan import Span, SpanKind, StepPlan
-from paceline.core.sequence import Sequence
+from paceline.scheduler.draft_length import DraftRow, FullDraftLength
 from paceline.scheduler.passes import StepBuilder, StepLimits
 from paceline.scheduler.residents import Residents
 from paceline.scheduler.row import Row, new_row
 from tests.fakes.fake_executor import ToyDrafter
-from tests.unit.scheduler.driver import Driver, FullLength, make_config, make_facts, make_request
+from tests.unit.scheduler.driver import Driver, make_config, make_facts, make_request
 
 NEVER_RIGHT = ToyDrafter(0.0, 1.0)
 ALWAYS_RIGHT = ToyDrafter(1.0, 1.0)
 
 
-class SwitchedLength:
+class SwitchedLength(FullDraftLength):
     """All or nothing, by a switch."""
 
     def __init__(self) -> None:
         self.is_on = True
 
-    def draft_length(self, sequence: Sequence, limit: int) -> int:
-        return limit if self.is_on else 0
-
-    def observe(self, sequence: Sequence, num_drafted: int, num_accepted: int) -> None: ...
-
-    def forget(self, request_id: str) -> None: ...
+    def allot(self, rows: Sequence[DraftRow], num_tokens_left: int) -> list[int]:
+        return [row.limit if self.is_on else 0 for row in rows]
 
 
 def planned(driver: Driver) -> StepPlan:
@@ -376,6 +373,6 @@ def test_an_older_prompt_without_a_page_takes_it_from_a_younger_decode_row() -> 
     residents.take_changes()
     waiting: deque[Row] = deque()
     limits = StepLimits(max_num_batched_tokens=8, max_num_running=2, max_model_len=4, drafter_max_len=4, drafter_keeps_kv=False)
-    builder = StepBuilder(residents, waiting, FullLength(), limits, 0)
+    builder = StepBuilder(residents, waiting, FullDraftLength(), limits, 0)
     assert [(work.row, work.start, work.num_new_tokens) for work in builder.build()] == [(prompt, 2, 2)]
     assert builder.preempted == [junior] == list(waiting)
