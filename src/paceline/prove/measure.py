@@ -253,7 +253,7 @@ class _Work:
     def _note_answer(self, answer: Answer) -> None:
         if answer.acceptance_fault is not None:
             self._warnings[f"{answer.acceptance_fault}; the account of that request is not used"] += 1
-        if answer.error is None and not answer.chunk_tokens:
+        if answer.error in (None, NO_USAGE) and not answer.chunk_tokens:
             self._warnings["the server does not say how many tokens a chunk holds, or its counts do not add up"] += 1
 
     def _advance(self, run: Run, num_requests: int) -> None:

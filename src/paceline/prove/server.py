@@ -66,7 +66,7 @@ async def examine(client: ChatClient, meter: Meter, model: str | None, probes_eo
 def request_fields(facts: ServerFacts, wanted: Mapping[str, object]) -> tuple[dict[str, object], dict[str, object]]:
     """(fields of the body, stream options) for one request: of those `wanted` what the server takes, and what makes it say more."""
     always: dict[str, object] = {"return_spec_tokens_details": True, "cache_prompt": False}
-    if not facts.has_chunk_usage and CHUNK_USAGE not in facts.optional_fields:
+    if not facts.has_chunk_usage:
         always["return_token_ids"] = True  # for the counts alone
     fields = {name: value for name, value in {**always, **wanted}.items() if name in facts.optional_fields}
     if "cache_prompt" in fields and facts.kind != "llama.cpp":
