@@ -23,7 +23,14 @@ _FIELDS: dict[str, object] = {  # beyond OpenAI's, with values that fit a probe
     "return_spec_tokens_details": True,  # SGLang's account of drafts
     "cache_prompt": False,  # llama.cpp's prefix cache
 }
-_KINDS = {"paceline": "paceline", "vllm": "vllm", "sglang": "sglang", "llamacpp": "llama.cpp", "llama.cpp": "llama.cpp"}
+_KINDS = {
+    "paceline": "paceline",
+    "me": "llama-cpp-python",
+    "vllm": "vllm",
+    "sglang": "sglang",
+    "llamacpp": "llama.cpp",
+    "llama.cpp": "llama.cpp",
+}
 _REFUSED = (400, 422)
 _PROBE_TOKENS = 24
 # Long enough for a page or two of any prefix cache, and easy to draft for.

@@ -87,7 +87,8 @@ def test_somebody_elses_traffic() -> None:
 def test_a_baseline_that_drafts() -> None:
     drafting = replace(record(place=0), arm=Arm.BASELINE)
     (found,) = acceptance_disagreements([drafting, record(Arm.BASELINE, 2)], [])
-    assert (found.account, found.text) == (Account.BASELINE, "1 of 2 answers of the baseline were decoded with drafts")
+    assert found.account is Account.BASELINE
+    assert "1 of 2 answers" in found.text
 
 
 def test_answers_that_differ_between_the_arms() -> None:

@@ -199,6 +199,13 @@ async def test_a_baseline_on_a_server_of_its_own(run: Callable[..., Any]) -> Non
     assert acceptance_disagreements(got.records, got.runs) == ()
 
 
+async def test_arms_that_answer_differently_are_told(run: Callable[..., Any]) -> None:
+    async with MockOpenAi(Behaviour(is_exact=False)) as server:
+        got = await run(server, concurrencies=(1,))
+    (warning,) = [warning for warning in got.warnings if "answered alike" in warning]
+    assert warning.startswith(f"{len(different_answers(got.records))} questions were not")
+
+
 async def test_a_lying_counter_is_found_out(run: Callable[..., Any]) -> None:
     async with MockOpenAi(Behaviour(counter_factor=1.03)) as server:
         got = await run(server, concurrencies=(1,))
