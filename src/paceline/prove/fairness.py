@@ -28,7 +28,7 @@ def unfair_reasons(measurement: Measurement, comparisons: Sequence[Comparison], 
     for comparison in comparisons:
         pairs = [pair for block in comparison.blocks for pair in block.pairs]
         found += [check(comparison.concurrency, pairs) for check in (_unequal_limits, _unequal_lengths, _unequal_caches)]
-    found += [f"two accounts disagree: {each.text}" for each in acceptance_disagreements(records, measurement.runs)]
+    found += [disagreement.text for disagreement in acceptance_disagreements(measurement.records, measurement.runs)]
     return tuple(reason for reason in found if reason is not None)
 
 

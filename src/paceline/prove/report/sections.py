@@ -20,6 +20,7 @@ from paceline.prove.report.words import (
     overall,
     significant,
     text_of,
+    threshold_parts,
     times,
 )
 from paceline.prove.results import OVERALL, ArmSummary, Certificate, Divergence, LawTest, Percentiles, Proof, Speedup
@@ -176,11 +177,12 @@ def criteria(proof: Proof) -> Markup:
         False: tag("td", "not met", class_="text no"),
         None: tag("td", "not measured", class_="text"),
     }
-    rows = (
-        tag("tr", tag("td", one.name), tag("td", one.threshold), tag("td", significant(one.value)), words[one.passed])
-        for one in proof.criteria
-    )
-    return table(("criterion", "threshold", "measured", ""), rows)
+    rows: list[Markup] = []
+    for one in proof.criteria:
+        bound, conditions = threshold_parts(one.threshold)
+        cells = (tag("td", one.name), tag("td", bound), tag("td", significant(one.value)), words[one.passed])
+        rows.append(_line((*cells, tag("td", conditions, class_="text"))))
+    return table(("criterion", "threshold", "measured", "", ""), rows)
 
 
 def certificate(found: Certificate | None) -> Markup:

@@ -42,8 +42,15 @@ def times(value: float | None) -> str:
     return NONE if value is None or not math.isfinite(value) else f"{value:.2f}{TIMES}"
 
 
-def interval(bounds: tuple[float, float] | None) -> str:
-    return NONE if bounds is None else f"{number(bounds[0])} to {number(bounds[1])}"
+def interval(bounds: tuple[float, float]) -> str:
+    """`1.30 to 1.52`; NONE where there were too few blocks to know any bound."""
+    return f"{number(bounds[0])} to {number(bounds[1])}" if all(map(math.isfinite, bounds)) else NONE
+
+
+def threshold_parts(threshold: str) -> tuple[str, str]:
+    """A threshold, and under which conditions it was measured, if those stand behind it in parentheses."""
+    bound, _, conditions = threshold.partition(" (")
+    return bound, conditions.removesuffix(")")
 
 
 def at_concurrency(concurrency: int) -> str:
