@@ -3,6 +3,17 @@
 from dataclasses import dataclass, field
 
 
+@dataclass(frozen=True, slots=True)
+class Speedup:
+    """What speculation gains on the traffic at hand, for one range of batch and context."""
+
+    band: str
+    ratio: float  # committed tokens per row-second, speculative over plain
+    low: float  # 95 % interval
+    high: float
+    num_triples: int  # blocks of plain steps that it comes from, each between two speculative ones
+
+
 @dataclass(slots=True)
 class EngineStats:
     """Counters grow from engine start; gauges are the values at `time_s`. All token counts are of the target model."""
@@ -29,3 +40,5 @@ class EngineStats:
     forward_s: float = 0.0
     verify_s: float = 0.0
     step_s: float = 0.0
+    # measured by control blocks
+    speedups: tuple[Speedup, ...] = ()  # of the bands with enough triples
