@@ -16,8 +16,7 @@ from paceline.core.request import Request, SamplingParams
 from paceline.core.stats import EngineStats
 from paceline.engine.loop import EngineLoop
 from paceline.executor.load import load_executor
-from paceline.scheduler.draft_length import DraftLengthPolicy, DraftRow
-from paceline.scheduler.observation import StepObservation
+from paceline.scheduler import draft_length
 from paceline.scheduler.scheduler import Scheduler, SchedulerConfig
 from tests.fakes.tiny_models import make_tiny_model
 
@@ -25,29 +24,20 @@ MAX_DRAFT_LENGTH = 8
 PAGE_SIZE = 8
 
 
-class RandomDraftLength:
+class RandomDraftLength(draft_length.FullDraftLength):
     """A policy without any sense: whatever it answers, tokens must stay the same."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
 
-    def allot(self, rows: Seq[DraftRow], num_tokens_left: int) -> list[int]:
+    def allot(self, rows: Seq[draft_length.DraftRow], num_tokens_left: int) -> list[int]:
         return [self._random.randint(0, row.limit) for row in rows]
-
-    def observe(self, request_id: str, num_drafted: int, num_accepted: int) -> None:
-        pass
-
-    def observe_step(self, step: StepObservation) -> None:
-        pass
-
-    def forget(self, request_id: str) -> None:
-        pass
 
 
 class FullDraftLength(RandomDraftLength):
     """Always the limit, so that long drafts are tested whether or not they are accepted."""
 
-    def allot(self, rows: Seq[DraftRow], num_tokens_left: int) -> list[int]:
+    def allot(self, rows: Seq[draft_length.DraftRow], num_tokens_left: int) -> list[int]:
         return [row.limit for row in rows]
 
 
@@ -75,7 +65,7 @@ def make_models(root: Path) -> Models:
 class Engine:
     """One loaded engine, used for many batches of requests: loading costs more than a batch of a tiny model."""
 
-    def __init__(self, models: Models, config: EngineConfig, policy: DraftLengthPolicy | None = None) -> None:
+    def __init__(self, models: Models, config: EngineConfig, policy: draft_length.DraftLengthPolicy | None = None) -> None:
         draft_folder = str(models.draft) if config.draft == "draft_model" else None
         config = replace(config, draft=str(models.draft)) if draft_folder else config
         executor, self.facts = load_executor(config, str(models.target), draft_folder, SilentProgress())

@@ -123,7 +123,7 @@ class Traffic:
             is_control=is_control,
             duration_ms=step_ms,
             propose_ms=0.0,
-            may_draft=bool(drafting),
+            num_allotted_tokens=self.law.num_drafts * len(drafting),
             tokens_by_row=tokens,
         )
         self.steps.append(step)

@@ -15,6 +15,33 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
+class TargetCost:
+    """One measured kind of decode step of the target, sampling included."""
+
+    num_rows: int
+    num_tokens: int  # all rows together
+    num_context_tokens: int  # of each row
+    ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterCost:
+    """One measured kind of proposal, by a drafter that has caught up."""
+
+    num_rows: int
+    num_drafts: int  # of each row
+    ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepCosts:
+    """What steps took at start, on a coarse grid; empty if nothing was measured. What is not in it is learned from live steps."""
+
+    target: tuple[TargetCost, ...] = ()
+    drafter: tuple[DrafterCost, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class EngineFacts:
     """Sizes and limits that the scheduler and the server plan with."""
 
@@ -36,6 +63,7 @@ class EngineFacts:
     max_draft_length: int  # K
     eos_token_ids: tuple[int, ...]
     choices: tuple[Choice, ...]
+    step_costs: StepCosts = StepCosts()
 
     @property
     def drafter_keeps_kv(self) -> bool:

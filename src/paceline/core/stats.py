@@ -1,6 +1,27 @@
 """What the engine says of itself each 250 ms: cumulative counters and gauges that feed `/metrics` and `/health`. Torch-free."""
 
 from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class GuardState(StrEnum):
+    """What the guard of speculation does with a range of batches."""
+
+    DRAFTING = "drafting"
+    PLAIN = "plain"  # drafts are not expected to pay
+    TRIAL = "trial"  # the same, with a single draft now and then to see whether that has changed
+    MEASURING = "measuring"  # plain steps, to learn what they cost
+    INSOLVENT = "insolvent"  # drafts are expected to pay, but too much was lost with them before
+
+
+class SwitchOff(StrEnum):
+    """Why drafting stopped."""
+
+    ACCEPTANCE = "acceptance"  # too few drafts are accepted
+    DRAFTER_TIME = "drafter_time"  # enough are accepted, but the drafter takes too long
+    ROW = "row"  # a request of the batch would be slowed down for the others
+    POSITION = "position"  # drafts beyond a position are no longer accepted: shorter ones go on
+    ACCOUNT = "account"  # what may be lost against plain decoding is spent
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,3 +63,7 @@ class EngineStats:
     step_s: float = 0.0
     # measured by control blocks
     speedups: tuple[Speedup, ...] = ()  # of the bands with enough triples
+    # the guard of speculation, by range of decoding rows (`scheduler/bands.py`); nothing for a range that was not seen yet
+    guard_state_by_band: dict[str, GuardState] = field(default_factory=dict[str, GuardState])
+    draft_length_by_band: dict[str, float] = field(default_factory=dict[str, float])  # planned for a row that may draft; a recent mean
+    num_switch_offs_by_reason: dict[str, int] = field(default_factory=dict[str, int])  # keys: SwitchOff

@@ -7,11 +7,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from paceline.core.facts import EngineFacts
+from paceline.core.stats import GuardState, SwitchOff
+from paceline.scheduler.acceptance import Acceptance
+from paceline.scheduler.allotment import Allotment, Candidate, divide
+from paceline.scheduler.bands import rows_band
+from paceline.scheduler.cost import BatchCost, CostModel
+from paceline.scheduler.draft_record import DraftRecord, DraftReport
+from paceline.scheduler.guard import DRAFTING_SHARE, Account
 from paceline.scheduler.observation import StepObservation
+from paceline.scheduler.trials import Trial, Trials
 
-NUM_MISSES_BEFORE_PAUSE = 4
-FIRST_PAUSE_STEPS = 4
-MAX_PAUSE_STEPS = 32
+_EXTENSION = ""  # key of the trials of longer drafts; no request has it
+_MAX_CATCH_UP_STEPS = 64  # steps within which the drafter's catch-up must have paid
+
+
+_HOLDING_SHARE = 0.6  # of the best row's acceptance: a row below it is what holds a batch back
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +34,12 @@ class DraftRow:
     num_context_tokens: int
     num_catch_up_tokens: int  # what the drafter must run before it can propose; 0 if it keeps no KV
     num_prompt_tokens: int = 0  # above 0: a prompt chunk of so many tokens, which itself has no drafts
+    num_tokens_to_go: int = 0  # output tokens that the request may still bring
+
+    @property
+    def num_late_tokens(self) -> int:
+        """Catch-up beyond the two tokens that drafting itself leaves behind."""
+        return max(self.num_catch_up_tokens - 2, 0)
 
 
 class DraftLengthPolicy(Protocol):
@@ -36,8 +53,8 @@ class DraftLengthPolicy(Protocol):
         """
         ...
 
-    def observe(self, request_id: str, num_drafted: int, num_accepted: int) -> None:
-        """Learns from one committed decode step of a row; `num_drafted` is 0 for a plain one."""
+    def observe(self, request_id: str, num_allotted: int, num_drafted: int, num_accepted: int) -> None:
+        """Learns from one committed decode step of a row; all three are 0 for a plain one."""
         ...
 
     def observe_step(self, step: StepObservation) -> None:
@@ -48,59 +65,206 @@ class DraftLengthPolicy(Protocol):
         """Drops what was learned of a request that ended."""
         ...
 
-
-@dataclass(slots=True)
-class _Record:
-    num_misses: int = 0  # drafted steps in a row without an accepted token
-    next_pause_steps: int = FIRST_PAUSE_STEPS
-    num_pause_steps_left: int = 0
+    def report(self) -> DraftReport:
+        """State and events, for EngineStats."""
+        ...
 
 
-class BackoffDraftLength:
-    """The full length while drafts are accepted; after misses in a row half, a quarter, ... of it, then a pause of plain steps.
-
-    A pause ends with a trial of one draft: another miss doubles the next pause up to MAX_PAUSE_STEPS, an accepted token restores the full
-    length. A single miss changes nothing, for a drafter that is right with probability a misses one step in 1 / (1 - a): only
-    misses in a row tell a drafter that does not pay from one that does.
-    """
-
-    def __init__(self) -> None:
-        self._records: dict[str, _Record] = {}
+class FullDraftLength:
+    """As many drafts as each row can use, always: `--speculation on`."""
 
     def allot(self, rows: Sequence[DraftRow], num_tokens_left: int) -> list[int]:
-        """Every row by its own record."""
-        return [self._length(row) for row in rows]
+        """Every row's limit."""
+        return [row.limit for row in rows]
 
-    def observe(self, request_id: str, num_drafted: int, num_accepted: int) -> None:
-        """Counts misses and pauses. Steps planned before a pause began may still bring drafts; their misses are not counted twice."""
-        if num_accepted:
-            self._records.pop(request_id, None)
-            return
-        record = self._records.get(request_id)
-        if record is not None and record.num_pause_steps_left:
-            if num_drafted == 0:
-                record.num_pause_steps_left -= 1
-            return
-        if num_drafted == 0:
-            return
-        if record is None:
-            record = self._records[request_id] = _Record()
-        record.num_misses += 1
-        if record.num_misses >= NUM_MISSES_BEFORE_PAUSE:
-            record.num_pause_steps_left = record.next_pause_steps
-            record.next_pause_steps = min(2 * record.next_pause_steps, MAX_PAUSE_STEPS)
+    def observe(self, request_id: str, num_allotted: int, num_drafted: int, num_accepted: int) -> None:
+        """Nothing is learned."""
 
     def observe_step(self, step: StepObservation) -> None:
-        """Steps as such teach nothing here."""
+        """Nothing is learned."""
 
     def forget(self, request_id: str) -> None:
-        """Drops what was learned of a request that ended."""
-        self._records.pop(request_id, None)
+        """Nothing was learned."""
 
-    def _length(self, row: DraftRow) -> int:
-        record = self._records.get(row.request_id)
-        if record is None or row.limit == 0:
-            return row.limit
-        if record.num_pause_steps_left:
-            return 0
-        return max(row.limit >> (record.num_misses - 1), 1)
+    def report(self) -> DraftReport:
+        """There is no guard."""
+        return DraftReport({}, {}, {})
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """The decoding rows of the step being planned, and what decides about them all."""
+
+    rows: Sequence[DraftRow]
+    costs: BatchCost
+    plain_ms: float
+    max_drafts: int
+    band: str
+
+
+class GuardedDraftLength:
+    """As many drafts as make the step's tokens per second highest, as long as no row pays for it and the account is solvent.
+
+    Steps with a prompt chunk have no drafts: the chunk takes most of their time, and what they would take without drafts is never measured.
+    """
+
+    def __init__(self, facts: EngineFacts) -> None:
+        self._acceptance = Acceptance()
+        self._costs = CostModel(facts)
+        self._account = Account()
+        self._trials = Trials()
+        self._record = DraftRecord()
+        self._step = 0
+        self._is_catching_up = True  # whether prompts are worth running through the drafter
+        self._collapsed_position: int | None = None
+
+    def allot(self, rows: Sequence[DraftRow], num_tokens_left: int) -> list[int]:
+        """See DraftLengthPolicy."""
+        if any(row.num_prompt_tokens for row in rows):
+            return [min(row.limit, 1) if row.num_prompt_tokens and self._is_catching_up else 0 for row in rows]
+        num_may_draft = sum(row.limit > 0 for row in rows)
+        if num_may_draft == 0:
+            return [0] * len(rows)
+        self._step += 1
+        num_context_tokens = sum(row.num_context_tokens for row in rows)
+        band = rows_band(len(rows))
+        costs = self._costs.batch(len(rows), num_context_tokens)
+        if costs.place.needs_reference:
+            state, lengths = GuardState.MEASURING, [0] * len(rows)
+        else:
+            state, lengths = self._lengths(_Batch(rows, costs, costs.plain_ms, num_tokens_left, band))
+            self._is_catching_up = self._record.is_drafting(band) or state is GuardState.DRAFTING
+        self._record.note(band, state, sum(lengths) / num_may_draft)
+        return lengths
+
+    def observe(self, request_id: str, num_allotted: int, num_drafted: int, num_accepted: int) -> None:
+        """See DraftLengthPolicy."""
+        self._acceptance.observe(request_id, num_allotted, num_drafted, num_accepted)
+        if num_allotted:
+            self._trials.end(request_id, num_drafted, num_accepted)
+
+    def observe_step(self, step: StepObservation) -> None:
+        """Books the step in the account, at the cost of plain decoding as known before it, then learns what it cost."""
+        if step.num_allotted_tokens or step.num_late_tokens:
+            self._costs.drafter.observe(step.propose_ms, step.longest_draft, step.num_late_tokens)
+        if step.has_prefill or step.num_rows == 0:
+            if step.num_late_tokens:
+                self._account.credit(-step.propose_ms)
+            return
+        self._account.spend(step.duration_ms)
+        if step.num_drafted_tokens:
+            # A step with drafts runs all that a plain one does, so the latter cannot take longer.
+            plain_ms = min(self._costs.batch(step.num_rows, step.num_context_tokens).plain_ms, step.duration_ms - step.propose_ms)
+            self._account.credit(step.num_emitted_tokens / step.num_rows * plain_ms - step.duration_ms)
+        elif step.num_allotted_tokens or step.num_late_tokens:
+            self._account.credit(-step.propose_ms)
+        self._costs.observe(step)
+        self._watch_positions(step.num_rows)
+
+    def forget(self, request_id: str) -> None:
+        """See DraftLengthPolicy."""
+        self._acceptance.forget(request_id)
+        self._trials.forget(request_id)
+
+    def report(self) -> DraftReport:
+        """See DraftLengthPolicy."""
+        return self._record.report()
+
+    def _lengths(self, batch: _Batch) -> tuple[GuardState, list[int]]:
+        """State and drafts of a step whose plain cost is known."""
+        found = self._divide(batch, has_free_drafter=False)
+        lengths = list(found.lengths)
+        state, reason = GuardState.DRAFTING, None
+        if not any(lengths):
+            state, reason = GuardState.PLAIN, SwitchOff.ROW if found.is_held_by_row else SwitchOff.ACCEPTANCE
+        elif not self._pays_for_catch_up(batch, found):
+            state, reason = GuardState.PLAIN, SwitchOff.DRAFTER_TIME
+        elif not self._account.can_lose(self._worst_loss_ms(batch, lengths), batch.plain_ms, DRAFTING_SHARE):
+            state, reason = GuardState.INSOLVENT, SwitchOff.ACCOUNT
+        if reason is not None:
+            lengths = [0] * len(batch.rows)
+            if self._record.is_drafting(batch.band):
+                is_of_time = reason is SwitchOff.ACCEPTANCE and self._is_drafter_slow(batch)
+                self._record.switch_off(batch.band, SwitchOff.DRAFTER_TIME if is_of_time else reason)
+        if self._try_again(batch, lengths, reason is SwitchOff.ROW) and state is GuardState.PLAIN:
+            state = GuardState.TRIAL
+        return state, lengths
+
+    def _divide(self, batch: _Batch, has_free_drafter: bool) -> Allotment:
+        acceptance, target_ms, drafter_ms = self._acceptance, batch.costs.target_ms, self._costs.drafter.ms
+        candidates = [
+            Candidate(acceptance.survival(row.request_id, row.limit), acceptance.propensity(row.request_id)) for row in batch.rows
+        ]
+
+        def step_ms(num_tokens: int, longest: int) -> float:
+            return target_ms(num_tokens) + (0.0 if has_free_drafter else drafter_ms(longest))
+
+        return divide(candidates, step_ms, batch.plain_ms, batch.max_drafts)
+
+    def _is_drafter_slow(self, batch: _Batch) -> bool:
+        """Whether drafts that do not pay would, if they took no time to make."""
+        return any(self._divide(batch, has_free_drafter=True).lengths)
+
+    def _pays_for_catch_up(self, batch: _Batch, found: Allotment) -> bool:
+        """Whether the drafter's catch-up is earned back while the rows that need it still run."""
+        late = [row for row, length in zip(batch.rows, found.lengths, strict=True) if length and row.num_late_tokens]
+        if not late:
+            return True
+        num_steps = min(min(row.num_tokens_to_go for row in late) / found.speed, _MAX_CATCH_UP_STEPS)
+        gain_ms = (found.speed - 1) * batch.plain_ms * num_steps
+        return self._costs.drafter.catch_up_ms(sum(row.num_late_tokens for row in late)) < gain_ms
+
+    def _worst_loss_ms(self, batch: _Batch, lengths: Sequence[int]) -> float:
+        """What the step loses if it is slow and no draft is accepted."""
+        num_late = sum(row.num_late_tokens for row, length in zip(batch.rows, lengths, strict=True) if length)
+        drafter = self._costs.drafter
+        worst_ms = batch.costs.worst_ms(len(batch.rows) + sum(lengths)) + drafter.high_ms(max(lengths))
+        return worst_ms + drafter.catch_up_ms(num_late) - batch.plain_ms
+
+    def _try_again(self, batch: _Batch, lengths: list[int], is_held_by_row: bool) -> bool:
+        """Adds one draft to `lengths` where that was not worth it lately, if it is time and the budget allows."""
+        chosen = self._row_to_try(batch, self._rows_that_hold(batch) if is_held_by_row else range(len(lengths)), lengths)
+        if chosen is None or sum(lengths) >= batch.max_drafts:
+            return False
+        row, before = batch.rows[chosen], lengths[chosen]
+        longer = lengths.copy()
+        longer[chosen] += 1
+        num_tokens, drafter = len(batch.rows) + sum(lengths), self._costs.drafter
+        loss_ms = batch.costs.target_ms(num_tokens + 1) - batch.costs.target_ms(num_tokens)
+        loss_ms += drafter.ms(max(longer)) - drafter.ms(max(lengths))
+        if before == 0:
+            loss_ms += drafter.catch_up_ms(row.num_late_tokens)
+        loss_ms = max(loss_ms, 0.0)
+        if not self._trials.can_lose(loss_ms, self._account.elapsed_ms, batch.plain_ms):
+            return False
+        if not self._account.can_lose(self._worst_loss_ms(batch, longer), batch.plain_ms):
+            return False
+        is_of_time = before == 0 and self._is_drafter_slow(batch)
+        key = _EXTENSION if before else row.request_id
+        self._trials.begin(row.request_id, Trial(key, longer[chosen], loss_ms, is_of_time), self._step)
+        lengths[chosen] += 1
+        return True
+
+    def _rows_that_hold(self, batch: _Batch) -> Sequence[int]:
+        """The rows whose record keeps a batch from drafting: only of them a trial can change anything; none if some row has no drafts."""
+        if any(row.limit == 0 for row in batch.rows):
+            return ()
+        firsts = [self._acceptance.survival(row.request_id, 1)[0] for row in batch.rows]
+        return [i for i, first in enumerate(firsts) if first < _HOLDING_SHARE * max(firsts)]
+
+    def _row_to_try(self, batch: _Batch, candidates: Sequence[int], lengths: Sequence[int]) -> int | None:
+        """A candidate without drafts whose time has come; else, in its turn, one that could have longer drafts."""
+        for i in candidates:
+            if batch.rows[i].limit and lengths[i] == 0 and self._trials.is_due(batch.rows[i].request_id, self._step):
+                return i
+        extensible = [i for i in candidates if 0 < lengths[i] < batch.rows[i].limit]
+        if not extensible or not self._trials.is_due(_EXTENSION, self._step):
+            return None
+        return max(extensible, key=lambda i: lengths[i])
+
+    def _watch_positions(self, num_rows: int) -> None:
+        """Counts it once when drafts collapse at a position."""
+        position = self._acceptance.collapsed_position()
+        if position is not None and position != self._collapsed_position:
+            self._record.count(rows_band(num_rows), SwitchOff.POSITION)
+        self._collapsed_position = position

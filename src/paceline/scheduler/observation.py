@@ -20,7 +20,9 @@ class StepObservation:
     is_control: bool  # planned with no drafts for any row, to learn what plain decoding costs
     duration_ms: float
     propose_ms: float  # the part of it that the drafter took
-    may_draft: bool = False  # some row was allowed drafts, whether or not the drafter had any
+    num_allotted_tokens: int = 0  # drafts that were planned, whether or not the drafter had any
+    longest_draft: int = 0  # of any row
+    num_late_tokens: int = 0  # run by the drafter beyond the two per row that drafting itself leaves behind; prompt chunks count in full
     tokens_by_row: Mapping[int, int] = field(default_factory=dict[int, int])  # committed to each row that runs on, by its order of arrival
 
 

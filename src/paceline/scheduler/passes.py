@@ -209,7 +209,9 @@ class StepBuilder:
         keeps_kv = self._limits.drafter_keeps_kv
         if work.kind is SpanKind.DECODE:
             num_pending = outlook.num_draft_pending_tokens if keeps_kv else 0
-            return DraftRow(request_id, self._draft_room(row, outlook.min_len, outlook.max_len), outlook.max_len, num_pending)
+            room = self._draft_room(row, outlook.min_len, outlook.max_len)
+            num_to_go = row.request.sampling.max_tokens - (outlook.min_len - row.sequence.num_prompt_tokens)
+            return DraftRow(request_id, room, outlook.max_len, num_pending, num_tokens_to_go=num_to_go)
         num_tokens, end = len(row.sequence.token_ids), work.start + work.num_new_tokens
         limit = self._draft_room(row, num_tokens + 1, num_tokens + 1) if keeps_kv else 0
         num_pending = end - (num_tokens - outlook.num_draft_pending_tokens) if keeps_kv else 0

@@ -16,7 +16,7 @@ from paceline.core.request import FinishReason, Request
 from paceline.core.sequence import SequenceStatus
 from paceline.core.stats import EngineStats
 from paceline.errors import BadInputError
-from paceline.scheduler.draft_length import BackoffDraftLength, DraftLengthPolicy
+from paceline.scheduler.draft_length import DraftLengthPolicy, FullDraftLength, GuardedDraftLength
 from paceline.scheduler.observation import ControlSteps, StepObservation
 from paceline.scheduler.passes import StepBuilder, StepLimits, Work
 from paceline.scheduler.residents import Residents
@@ -34,6 +34,7 @@ class SchedulerConfig:
     batch_wait_ms: float
     enable_prefix_caching: bool
     control_share: float
+    speculation: str = "auto"
 
     @classmethod
     def from_engine_config(cls, config: EngineConfig) -> "SchedulerConfig":
@@ -44,6 +45,7 @@ class SchedulerConfig:
             batch_wait_ms=config.batch_wait_ms,
             enable_prefix_caching=config.enable_prefix_caching,
             control_share=config.control_share,
+            speculation=config.speculation,
         )
 
 
@@ -73,7 +75,7 @@ class Scheduler:
         )
         self._config = config
         self._facts = facts
-        self._policy: DraftLengthPolicy = BackoffDraftLength() if draft_length is None else draft_length
+        self._policy: DraftLengthPolicy = _default_policy(config, facts) if draft_length is None else draft_length
         self._control: ControlSteps = Switchback(config.control_share, facts.drafter_keeps_kv) if control is None else control
         self._clock = clock
         self._limits = StepLimits(
@@ -197,7 +199,11 @@ class Scheduler:
             is_control=step.is_control,
             duration_ms=outcome.stats.total_ms,
             propose_ms=outcome.stats.propose_ms,
-            may_draft=any(span.draft_budget for span in plan.spans),
+            num_allotted_tokens=sum(span.draft_budget for span in plan.spans),
+            longest_draft=max(slot.num_drafted for slot in outcome.slots),
+            num_late_tokens=sum(
+                max(span.draft_catch_up - 2, 0) if span.kind is SpanKind.DECODE else span.draft_catch_up for span in plan.spans
+            ),
             tokens_by_row=tokens_by_row,
         )
         self._policy.observe_step(observation)
@@ -214,8 +220,12 @@ class Scheduler:
 
     def stats(self) -> EngineStats:
         """Counters since start and gauges of now, as a copy."""
+        report = self._policy.report()
         return replace(
             self._stats,
+            guard_state_by_band=report.states,
+            draft_length_by_band=report.lengths,
+            num_switch_offs_by_reason=report.num_switch_offs,
             time_s=self._clock(),
             num_running=len(self._residents.running),
             num_waiting=len(self._waiting),
@@ -258,7 +268,8 @@ class Scheduler:
             sequence.num_computed_tokens = len(sequence.token_ids) - 1
             num_accepted = min(outcome.num_accepted, len(tokens))
             # Behind the end of the sequence nothing was judged: only what was accepted before it tells of the drafter.
-            self._policy.observe(row.request.request_id, outcome.num_drafted if reason is None else num_accepted, num_accepted)
+            num_judged = outcome.num_drafted if reason is None else num_accepted
+            self._policy.observe(row.request.request_id, span.draft_budget, num_judged, num_accepted)
             self._count_drafts(row, outcome.num_drafted, num_accepted)
         if self._limits.drafter_keeps_kv:
             # A sequence cut short by a stop token has fewer tokens than the drafter ran.
@@ -358,3 +369,7 @@ class Scheduler:
         total.forward_s += stats.forward_ms / 1e3
         total.verify_s += stats.verify_ms / 1e3
         total.step_s += stats.total_ms / 1e3
+
+
+def _default_policy(config: SchedulerConfig, facts: EngineFacts) -> DraftLengthPolicy:
+    return FullDraftLength() if config.speculation == "on" else GuardedDraftLength(facts)

@@ -59,7 +59,6 @@ class Switchback:
         self._phase = _Phase.BEFORE
         self._balance_ms = 0.0
         self._margin = self._draw_margin()
-        self._may_draft = False  # in the latest step
         self._num_steps_to_wait: int | None = None  # of a block that is due
         self._flank: deque[StepObservation] = deque(maxlen=NUM_FLANK_STEPS)
         self._is_block_on = False  # the next plan is a control step
@@ -113,12 +112,11 @@ class Switchback:
         if step.is_control:
             self._balance_ms -= (1 - self._share) * step.duration_ms
         else:
-            self._may_draft = step.may_draft
-            if step.may_draft and self._num_steps_to_wait != 0:  # nothing is saved up while a block is kept from beginning
+            if step.num_allotted_tokens and self._num_steps_to_wait != 0:  # nothing is saved up while a block is kept from beginning
                 self._balance_ms += self._share * step.duration_ms
 
     def _may_begin(self) -> bool:
-        return self._num_steps_to_wait == 0 and self._may_draft and self._has_flank()
+        return self._num_steps_to_wait == 0 and self._has_flank()
 
     def _count_down(self) -> None:
         """After each step of the phase BEFORE: to when a block is due, then to when it may begin."""
@@ -141,8 +139,8 @@ class Switchback:
             self._flank.append(step)
 
     def _has_flank(self) -> bool:
-        """Whether there are enough steps in all of which the same rows are at least half of the batch."""
-        if len(self._flank) < NUM_FLANK_STEPS:
+        """Whether there are enough steps, half of which may draft, and the same rows are at least half of the batch in all of them."""
+        if len(self._flank) < NUM_FLANK_STEPS or 2 * sum(step.num_allotted_tokens > 0 for step in self._flank) < NUM_FLANK_STEPS:
             return False
         return 2 * len(_same_rows(self._flank)) >= max(step.num_rows for step in self._flank)
 

@@ -9,7 +9,7 @@ from paceline.core.plan import SpanKind, StepPlan
 from paceline.core.request import FinishReason, Request, SamplingParams
 from paceline.core.sequence import SequenceStatus
 from paceline.core.stats import Speedup
-from paceline.scheduler.draft_length import DraftLengthPolicy, DraftRow
+from paceline.scheduler.draft_length import DraftLengthPolicy, FullDraftLength
 from paceline.scheduler.observation import ControlSteps, StepObservation
 from paceline.scheduler.row import Row
 from paceline.scheduler.scheduler import Scheduler, SchedulerConfig
@@ -75,19 +75,6 @@ def make_request(
     return Request(request_id, prompt, sampling, arrival_s=0.0, max_draft_length=max_draft_length)
 
 
-class FullLength:
-    """As many drafts as allowed, always."""
-
-    def allot(self, rows: Sequence[DraftRow], num_tokens_left: int) -> list[int]:
-        return [row.limit for row in rows]
-
-    def observe(self, request_id: str, num_drafted: int, num_accepted: int) -> None: ...
-
-    def observe_step(self, step: StepObservation) -> None: ...
-
-    def forget(self, request_id: str) -> None: ...
-
-
 class ListedControl:
     """Control steps by a list over plans, in turn; `steps` holds every observation."""
 
@@ -135,7 +122,7 @@ class Driver:
         self.config = config
         self.clock = Clock()
         self.model = ToyModel()
-        self.scheduler = scheduler_type(config, facts, FullLength() if policy is None else policy, self.clock, control)
+        self.scheduler = scheduler_type(config, facts, FullDraftLength() if policy is None else policy, self.clock, control)
         self.executor = FakeExecutor(facts, config.max_batch_size, self.model, drafter or ToyDrafter(1.0, 1.0), depth)
         self.in_flight: deque[StepPlan] = deque()
         self.plans: list[StepPlan] = []

@@ -10,16 +10,15 @@ from hypothesis import strategies as st
 
 from paceline.core.plan import SpanKind
 from paceline.core.request import FinishReason, Request
-from paceline.scheduler.draft_length import BackoffDraftLength, DraftLengthPolicy, DraftRow
-from paceline.scheduler.observation import StepObservation
+from paceline.scheduler.draft_length import DraftLengthPolicy, DraftRow, FullDraftLength, GuardedDraftLength
 from paceline.scheduler.passes import StepBuilder
 from paceline.scheduler.prefix_cache import CachedPage
 from paceline.scheduler.row import Row
 from tests.fakes.fake_executor import ToyDrafter
-from tests.unit.scheduler.driver import Driver, FullLength, make_config, make_facts, make_request
+from tests.unit.scheduler.driver import Driver, make_config, make_facts, make_request
 
 
-class ListedLengths:
+class ListedLengths(FullDraftLength):
     """Draft lengths from a list, over and over; the answers may exceed the limit, which the scheduler must not trust."""
 
     def __init__(self, lengths: list[int]) -> None:
@@ -29,12 +28,6 @@ class ListedLengths:
     def allot(self, rows: Sequence[DraftRow], num_tokens_left: int) -> list[int]:
         self._num_calls += len(rows)
         return [self._lengths[(self._num_calls - i) % len(self._lengths)] for i in range(len(rows))]
-
-    def observe(self, request_id: str, num_drafted: int, num_accepted: int) -> None: ...
-
-    def observe_step(self, step: StepObservation) -> None: ...
-
-    def forget(self, request_id: str) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -61,8 +54,8 @@ class Scenario:
 
     def policy(self) -> DraftLengthPolicy:
         if self.lengths is None:
-            return BackoffDraftLength()
-        return ListedLengths(list(self.lengths)) if self.lengths else FullLength()
+            return GuardedDraftLength(make_facts())
+        return ListedLengths(list(self.lengths)) if self.lengths else FullDraftLength()
 
 
 def random_scenario(rng: random.Random) -> Scenario:

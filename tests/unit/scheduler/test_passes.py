@@ -6,19 +6,18 @@ from collections.abc import Sequence
 import pytest
 
 from paceline.core.plan import Span, SpanKind, StepPlan
-from paceline.scheduler.draft_length import DraftRow
-from paceline.scheduler.observation import StepObservation
+from paceline.scheduler.draft_length import DraftRow, FullDraftLength
 from paceline.scheduler.passes import StepBuilder, StepLimits
 from paceline.scheduler.residents import Residents
 from paceline.scheduler.row import Row, new_row
 from tests.fakes.fake_executor import ToyDrafter
-from tests.unit.scheduler.driver import Driver, FullLength, ListedControl, make_config, make_facts, make_request
+from tests.unit.scheduler.driver import Driver, make_config, make_facts, make_request
 
 NEVER_RIGHT = ToyDrafter(0.0, 1.0)
 ALWAYS_RIGHT = ToyDrafter(1.0, 1.0)
 
 
-class SwitchedLength:
+class SwitchedLength(FullDraftLength):
     """All or nothing, by a switch."""
 
     def __init__(self) -> None:
@@ -26,12 +25,6 @@ class SwitchedLength:
 
     def allot(self, rows: Sequence[DraftRow], num_tokens_left: int) -> list[int]:
         return [row.limit if self.is_on else 0 for row in rows]
-
-    def observe(self, request_id: str, num_drafted: int, num_accepted: int) -> None: ...
-
-    def observe_step(self, step: StepObservation) -> None: ...
-
-    def forget(self, request_id: str) -> None: ...
 
 
 def planned(driver: Driver) -> StepPlan:
@@ -380,42 +373,6 @@ def test_an_older_prompt_without_a_page_takes_it_from_a_younger_decode_row() -> 
     residents.take_changes()
     waiting: deque[Row] = deque()
     limits = StepLimits(max_num_batched_tokens=8, max_num_running=2, max_model_len=4, drafter_max_len=4, drafter_keeps_kv=False)
-    builder = StepBuilder(residents, waiting, FullLength(), limits, 0)
+    builder = StepBuilder(residents, waiting, FullDraftLength(), limits, 0)
     assert [(work.row, work.start, work.num_new_tokens) for work in builder.build()] == [(prompt, 2, 2)]
     assert builder.preempted == [junior] == list(waiting)
-
-
-# Control steps
-
-
-@pytest.mark.parametrize("keeps_kv", [False, True])
-def test_a_control_step_drafts_for_nobody_and_says_so_when_committed(keeps_kv: bool) -> None:
-    control = ListedControl((False, False, True))
-    driver = Driver(make_facts(max_draft_length=3, keeps_kv=keeps_kv), make_config(), drafter=ALWAYS_RIGHT, control=control)
-    driver.add(make_request("a", (1, 2, 3), 40, ignore_eos=True), make_request("b", (4, 5), 50, ignore_eos=True))
-    driver.run()
-    driver.check_outputs()
-    assert [step.is_control for step in control.steps] == [i % 3 == 2 for i in range(driver.num_steps)]
-    for plan, step in zip(driver.plans, control.steps, strict=True):
-        assert step.num_drafted_tokens <= sum(span.draft_budget for span in plan.spans)
-        if step.is_control:
-            assert all(span.draft_budget == span.draft_catch_up == 0 for span in plan.spans if span.kind is SpanKind.DECODE)
-    assert sum(step.num_drafted_tokens for step in control.steps) > 20, "the steps between draft on"
-
-
-@pytest.mark.parametrize("depth", [1, 2])
-def test_an_observation_counts_what_was_run_and_committed(depth: int) -> None:
-    control = ListedControl((False,))
-    driver = Driver(
-        make_facts(max_draft_length=3), make_config(max_num_batched_tokens=12), drafter=ALWAYS_RIGHT, depth=depth, control=control
-    )
-    driver.add(make_request("a", (1, 2, 3), 21, ignore_eos=True), make_request("b", tuple(range(30)), 9, ignore_eos=True))
-    driver.run()
-    assert sum(step.num_emitted_tokens for step in control.steps) == 21 + 9 - 2, "each prompt's last chunk yields the first token"
-    for plan, step in zip(driver.plans, control.steps, strict=True):
-        decode = [span for span in plan.spans if span.kind is SpanKind.DECODE]
-        assert step.num_rows == len(decode)
-        assert step.has_prefill == (len(decode) < len(plan.spans))
-        assert step.num_target_tokens == sum(span.num_new_tokens for span in plan.spans) + step.num_drafted_tokens
-        assert sum(span.start + 1 for span in decode) <= step.num_context_tokens <= sum(span.start_max + 1 for span in decode)
-        assert (step.duration_ms, step.propose_ms) == (4.0, 1.0)

@@ -176,7 +176,7 @@ class Script:
                     is_control=is_control,
                     duration_ms=ms,
                     propose_ms=0.0,
-                    may_draft=not is_control,
+                    num_allotted_tokens=0 if is_control else 5,
                     tokens_by_row=tokens,
                 )
             )

@@ -1,0 +1,278 @@
+"""What steps cost, in milliseconds: a table measured at start, refined by every committed step. The draft length policy asks here.
+
+Speed changes as a whole (a slow neighbour, a hot processor) far more than the ratio of two kinds of steps does. So plain steps give
+the level of a place (a range of batch and context); drafting steps only correct the ratio to it, where plain steps on both sides agree.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections import deque
+from dataclasses import dataclass, field
+from statistics import median_low
+
+from paceline.core.facts import EngineFacts, StepCosts
+from paceline.scheduler.bands import rows_context_band
+from paceline.scheduler.observation import StepObservation
+
+NUM_REFERENCE_STEPS = 3
+"""Plain steps that a place needs before anything is drafted in it, and when it seems to have changed."""
+MAX_STEPS_WITHOUT_REFERENCE = 256
+_MAX_DEVIATION = 1.2
+"""Drafting steps that differ by more from what is expected, for a while, call for new plain steps: they tell what has changed."""
+_LEVEL_TOLERANCE = 1.15
+_DEAD_ZONE = 0.03  # corrections smaller than noise would decide where drafts cost as little as that
+_NUM_RECENT = 5
+_NUM_KEPT = 9
+_MAX_PENDING = 32
+_HIGH_TARGET = 1.25  # a step's target time in the worst case, as a multiple of the expected
+_TOKEN_KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024)
+_PRIOR = ((1, 1.0), (2, 1.1), (4, 1.7), (8, 2.1), (16, 4.0), (64, 13.0))
+"""Where nothing was measured: relative time by tokens, as on a CPU with half-precision weights."""
+_PRIOR_PLAIN_MS = 30.0
+_CATCH_UP_DISCOUNT = 0.2  # time per token of the drafter's catch-up, as a share of that of a draft: its tokens run together
+
+
+class TargetTable:
+    """Relative or absolute time of the target's pass by number of tokens: what was measured, with straight lines between."""
+
+    def __init__(self, costs: StepCosts) -> None:
+        sums: dict[int, list[float]] = {}
+        short = min((cost.num_context_tokens for cost in costs.target), default=0)
+        for cost in costs.target:
+            if cost.num_context_tokens == short:
+                sums.setdefault(cost.num_tokens, []).append(cost.ms)
+        points = sorted((tokens, min(times)) for tokens, times in sums.items()) or [
+            (tokens, share * _PRIOR_PLAIN_MS) for tokens, share in _PRIOR
+        ]
+        self._tokens: list[int] = []
+        self._ms: list[float] = []
+        for tokens, ms in points:
+            self._tokens.append(tokens)
+            self._ms.append(max(ms, self._ms[-1] if self._ms else 0.0))  # more tokens never take less: that is noise
+        self._slope_ms = _context_slope(costs, short)
+        self._short = short
+        self._known: dict[int, float] = {}
+
+    def ms(self, num_tokens: int) -> float:
+        """With the short contexts that the table was measured at."""
+        base = self._known.get(num_tokens)
+        if base is None:
+            base = self._known[num_tokens] = self._interpolated(num_tokens)
+        return base
+
+    def context_ms(self, num_rows: int, num_context_tokens: int) -> float:
+        """What longer contexts, `num_context_tokens` of all rows together, add to every step."""
+        return self._slope_ms * max(num_context_tokens - num_rows * self._short, 0)
+
+    def _interpolated(self, num_tokens: int) -> float:
+        tokens, ms = self._tokens, self._ms
+        if len(tokens) == 1:
+            return ms[0] * num_tokens / tokens[0] if num_tokens > tokens[0] else ms[0]
+        upper = min(max(bisect_left(tokens, num_tokens), 1), len(tokens) - 1)
+        slope = (ms[upper] - ms[upper - 1]) / (tokens[upper] - tokens[upper - 1])
+        return max(ms[upper - 1] + slope * (num_tokens - tokens[upper - 1]), ms[0])
+
+
+def _context_slope(costs: StepCosts, short: int) -> float:
+    """Milliseconds per context token, from measurements that differ in context alone."""
+    base = {(cost.num_rows, cost.num_tokens): cost.ms for cost in costs.target if cost.num_context_tokens == short}
+    slopes = [
+        (cost.ms - base[cost.num_rows, cost.num_tokens]) / (cost.num_rows * (cost.num_context_tokens - short))
+        for cost in costs.target
+        if cost.num_context_tokens > short and (cost.num_rows, cost.num_tokens) in base
+    ]
+    return max(median_low(slopes), 0.0) if slopes else 0.0
+
+
+@dataclass(slots=True)
+class Place:
+    """A range of batch and context, with what live steps taught of it. Ratios are to the table."""
+
+    plain: deque[float] = field(default_factory=lambda: deque[float](maxlen=_NUM_KEPT))
+    level: float | None = None
+    recent: deque[float] = field(default_factory=lambda: deque[float](maxlen=_NUM_RECENT))  # drafting steps: measured / expected
+    pending: deque[tuple[int, float]] = field(default_factory=lambda: deque[tuple[int, float]](maxlen=_MAX_PENDING))
+    corrections: dict[int, deque[float]] = field(default_factory=dict[int, deque[float]])  # by token knot
+    factors: dict[int, float] = field(default_factory=dict[int, float])  # what `correction` found, until there is more to find
+    num_references_due: int = NUM_REFERENCE_STEPS
+    num_steps_since_plain: int = 0
+    num_steps_since_call: int = 3 * _NUM_RECENT  # for new plain steps
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the next step here should be a plain one."""
+        return self.num_references_due > 0 or self.num_steps_since_plain >= MAX_STEPS_WITHOUT_REFERENCE
+
+    def observe_plain(self, ratio: float) -> None:
+        self.plain.append(ratio)
+        self.num_references_due = max(self.num_references_due - 1, 0)
+        self.num_steps_since_plain = 0
+        before = self.level
+        newest = list(self.plain)[-NUM_REFERENCE_STEPS:]
+        if before is not None and len(newest) == NUM_REFERENCE_STEPS:
+            is_slower = min(newest) > before * _LEVEL_TOLERANCE
+            is_faster = max(newest) * _LEVEL_TOLERANCE < before
+            if is_slower or is_faster:
+                self.plain.clear()
+                self.plain.extend(newest)
+                self.pending.clear()
+                self.recent.clear()
+        self.level = median_low(self.plain)
+        if before is not None and self.num_references_due == 0:
+            self._settle_pending()
+
+    def _settle_pending(self) -> None:
+        """Plain steps on both sides agree, so what lies between was measured against the level."""
+        assert self.level is not None, "a plain step has given the level"
+        for knot, ratio in self.pending:
+            self.corrections.setdefault(knot, deque(maxlen=_NUM_KEPT)).append(ratio / self.level)
+        if self.pending:
+            self.recent.clear()
+            self.factors.clear()
+        self.pending.clear()
+
+    def observe_drafting(self, knot: int, ratio: float) -> None:
+        """`knot`: of the step's target tokens."""
+        self.num_steps_since_plain += 1
+        self.num_steps_since_call += 1
+        self.pending.append((knot, ratio))
+        if self.level is None:
+            return
+        self.recent.append(ratio / (self.level * self.correction(knot)))
+        if len(self.recent) < _NUM_RECENT or self.num_steps_since_call < 3 * _NUM_RECENT:
+            return
+        middle = median_low(self.recent)
+        if not 1 / _MAX_DEVIATION <= middle <= _MAX_DEVIATION:
+            self.num_references_due = NUM_REFERENCE_STEPS
+            self.num_steps_since_call = 0
+
+    def correction(self, knot: int) -> float:
+        """Of the table's ratio between a step of so many tokens and a plain one; where none was measured, of the nearest fewer tokens."""
+        factor = self.factors.get(knot)
+        if factor is None:
+            nearest = max((other for other in self.corrections if other <= knot), default=None)
+            factor = 1.0 if nearest is None else median_low(self.corrections[nearest])
+            if nearest != knot:
+                factor = max(factor, 1.0)
+            if abs(factor - 1) < _DEAD_ZONE:
+                factor = 1.0
+            self.factors[knot] = factor
+        return factor
+
+
+class CostModel:
+    """Milliseconds of steps to come, by place."""
+
+    def __init__(self, facts: EngineFacts) -> None:
+        self.drafter = DrafterCost(facts)
+        self._table = TargetTable(facts.step_costs)
+        self._places: dict[str, Place] = {}
+        self._level = 1.0  # of the place that was last seen
+
+    def place(self, num_rows: int, num_context_tokens: int) -> Place:
+        """`num_context_tokens`: of all rows together."""
+        return self._places.setdefault(rows_context_band(num_rows, num_context_tokens), Place())
+
+    def batch(self, num_rows: int, num_context_tokens: int) -> "BatchCost":
+        """Costs of steps of these rows, as known now."""
+        place = self.place(num_rows, num_context_tokens)
+        level = self._level if place.level is None else place.level
+        return BatchCost(self._table, place, level, num_rows, self._table.context_ms(num_rows, num_context_tokens))
+
+    def observe(self, step: StepObservation) -> None:
+        """Learns from a step without prompt chunks."""
+        place = self.place(step.num_rows, step.num_context_tokens)
+        target_ms = step.duration_ms - step.propose_ms
+        context_ms = self._table.context_ms(step.num_rows, step.num_context_tokens)
+        ratio = target_ms / (self._table.ms(step.num_target_tokens) + context_ms)
+        if step.num_drafted_tokens == 0:
+            place.observe_plain(ratio)
+            self._level = place.level if place.level is not None else self._level
+        else:
+            place.observe_drafting(_knot(step.num_target_tokens), ratio)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchCost:
+    """Milliseconds of one batch's steps, without the drafter's time."""
+
+    table: TargetTable
+    place: Place
+    level: float
+    num_rows: int
+    context_ms: float
+
+    @property
+    def plain_ms(self) -> float:
+        """A plain step: low where noise only adds, being a median of what was measured lately."""
+        return (self.table.ms(self.num_rows) + self.context_ms) * self.level
+
+    def target_ms(self, num_tokens: int) -> float:
+        """A step with so many target tokens."""
+        factor = 1.0 if num_tokens == self.num_rows else self.place.correction(_knot(num_tokens))
+        return (self.table.ms(num_tokens) + self.context_ms) * self.level * factor
+
+    def worst_ms(self, num_tokens: int) -> float:
+        """The same if it goes badly."""
+        return _HIGH_TARGET * self.target_ms(num_tokens)
+
+
+def _knot(num_tokens: int) -> int:
+    """The largest knot up to `num_tokens`."""
+    return _TOKEN_KNOTS[bisect_right(_TOKEN_KNOTS, num_tokens) - 1]
+
+
+class DrafterCost:
+    """Milliseconds of the drafter, by the longest draft of a step; and of running tokens that it missed."""
+
+    def __init__(self, facts: EngineFacts) -> None:
+        self._keeps_kv = facts.drafter_keeps_kv
+        self._first_ms = 0.0  # a drafter without a model is tried before it is judged
+        if facts.drafter_keeps_kv:
+            plain = min((cost.ms for cost in facts.step_costs.target if cost.num_tokens == 1), default=_PRIOR_PLAIN_MS)
+            share = facts.drafter_weight_bytes / facts.target_weight_bytes if facts.target_weight_bytes else 1.0
+            self._first_ms = plain * min(share, 1.0)
+        self._measured = {cost.num_drafts: cost.ms for cost in sorted(facts.step_costs.drafter, key=lambda cost: -cost.num_rows)}
+        self._by_length: dict[int, deque[float]] = {}
+        self._per_token: deque[float] = deque(maxlen=_NUM_KEPT)
+        self._known: dict[int, float] = {}  # what `ms` found, until there is more to find
+
+    def ms(self, longest: int) -> float:
+        """A step whose longest draft has so many tokens, once the drafter has caught up."""
+        if longest == 0:
+            return 0.0
+        known = self._known.get(longest)
+        if known is None:
+            known = self._known[longest] = self._estimate(longest)
+        return known
+
+    def _estimate(self, longest: int) -> float:
+        # The first proposals may build an index: what they take is high, and nothing makes a step too short.
+        live = {length: min(times) if len(times) < 3 else median_low(times) for length, times in self._by_length.items()}
+        return self._scaled(live or self._measured or {1: self._first_ms}, longest)
+
+    def high_ms(self, longest: int) -> float:
+        """The same if it goes badly: the slowest of the latest steps."""
+        live = {length: max(times) for length, times in self._by_length.items()}
+        return max(self._scaled(live, longest) if live else 0.0, 1.5 * self.ms(longest))
+
+    def catch_up_ms(self, num_tokens: int) -> float:
+        """Running `num_tokens` tokens that the drafter missed."""
+        return num_tokens * (median_low(self._per_token) if self._per_token else self.ms(1) * _CATCH_UP_DISCOUNT)
+
+    def observe(self, propose_ms: float, longest: int, num_late_tokens: int) -> None:
+        """`num_late_tokens`: caught up beyond what every drafting step does. Such a step teaches what catching up costs, and only that."""
+        if num_late_tokens > 0:
+            self._per_token.append(max(propose_ms - self.ms(longest), 0.0) / num_late_tokens)
+        elif longest > 0:
+            times = self._by_length.setdefault(longest, deque(maxlen=_NUM_RECENT))
+            if times and propose_ms < median_low(times) / 2:  # noise only adds: it has become faster
+                self._by_length.clear()
+                times = self._by_length.setdefault(longest, deque(maxlen=_NUM_RECENT))
+            times.append(propose_ms)
+            self._known.clear()
+
+    def _scaled(self, times: dict[int, float], longest: int) -> float:
+        nearest = min(times, key=lambda length: abs(length - longest))
+        if not self._keeps_kv or nearest == longest:
+            return times[nearest]
+        return times[nearest] * longest / nearest

@@ -1,0 +1,39 @@
+"""The solvent guard: what speculation may still lose before it has to stop, whatever the drafter does and whatever was estimated.
+
+The account compares the time that plain decoding would have needed for the emitted tokens with the time that was spent. Plain steps
+leave it alone, so total time stays below 1.01 times that of plain decoding and a constant. Plain arithmetic; the policy owns one.
+"""
+
+MAX_LOST_STEPS = 50
+"""Plain steps of the current batch that may be lost, at any time; the constant of the bound."""
+MAX_LOST_SHARE = 0.01
+"""Share of all decoding time that may be lost, once that is more."""
+DRAFTING_SHARE = 0.8
+"""Of what may be lost, the part that ordinary drafting may use; the rest is for trials, without which nothing would come back."""
+
+
+class Account:
+    """A balance that is never above 0: what was gained is the users' and pays for no later loss beyond the same limit.
+
+    So not only the whole but every stretch of the traffic loses at most that much against plain decoding.
+    """
+
+    def __init__(self) -> None:
+        self.balance_ms = 0.0
+        self.elapsed_ms = 0.0
+
+    def spend(self, duration_ms: float) -> None:
+        """Counts a step's time; alone, it changes the balance by nothing."""
+        self.elapsed_ms += duration_ms
+
+    def credit(self, gained_ms: float) -> None:
+        """Books what a step gained against plain decoding; a loss is negative."""
+        self.balance_ms = min(self.balance_ms + gained_ms, 0.0)
+
+    def limit_ms(self, plain_ms: float) -> float:
+        """What may be lost at most, with plain steps of `plain_ms`."""
+        return max(MAX_LOST_STEPS * plain_ms, MAX_LOST_SHARE * self.elapsed_ms)
+
+    def can_lose(self, worst_ms: float, plain_ms: float, share: float = 1.0) -> bool:
+        """Whether the balance stays within `share` of the limit if the step to come loses `worst_ms`."""
+        return self.balance_ms - worst_ms >= -share * self.limit_ms(plain_ms)
