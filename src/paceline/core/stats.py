@@ -61,6 +61,7 @@ class EngineStats:
     forward_s: float = 0.0
     verify_s: float = 0.0
     step_s: float = 0.0
+    decode_read_rate: float = 0.0  # bytes/s that recent decode steps had to read at least: the target's weights once, and KV; 0: none yet
     # measured by control blocks
     speedups: tuple[Speedup, ...] = ()  # of the bands with enough triples
     # the guard of speculation, by range of decoding rows (`scheduler/bands.py`); nothing for a range that was not seen yet

@@ -19,6 +19,7 @@ from paceline.errors import BadInputError
 from paceline.scheduler.draft_length import DraftLengthPolicy, FullDraftLength, GuardedDraftLength
 from paceline.scheduler.observation import ControlSteps, StepObservation
 from paceline.scheduler.passes import StepBuilder, StepLimits, Work
+from paceline.scheduler.read_rate import ReadRate
 from paceline.scheduler.residents import Residents
 from paceline.scheduler.row import Row, new_row, request_stats
 from paceline.scheduler.switchback import Switchback
@@ -77,6 +78,7 @@ class Scheduler:
         self._facts = facts
         self._policy: DraftLengthPolicy = _default_policy(config, facts) if draft_length is None else draft_length
         self._control: ControlSteps = Switchback(config.control_share, facts.drafter_keeps_kv) if control is None else control
+        self._read_rate = ReadRate(facts)
         self._clock = clock
         self._limits = StepLimits(
             max_num_batched_tokens=config.max_num_batched_tokens,
@@ -208,6 +210,7 @@ class Scheduler:
         )
         self._policy.observe_step(observation)
         self._control.observe_step(observation)
+        self._read_rate.observe_step(observation)
         return deltas
 
     def next_wakeup_s(self) -> float | None:
@@ -232,6 +235,7 @@ class Scheduler:
             num_free_pages=self._residents.pool.num_free,
             num_accepted_tokens_per_pos=list(self._stats.num_accepted_tokens_per_pos),
             speedups=self._control.speedups(),
+            decode_read_rate=self._read_rate.bytes_per_s(),
         )
 
     def _launch(self, work: Work) -> Span:
