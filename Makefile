@@ -2,20 +2,23 @@
 #
 # PIP_ARGS   extra arguments for pip, such as the index of PyTorch's CPU wheels (README)
 # PYTHON     the interpreter that .venv is made from
-# ARGS       flags for `paceline serve`; PORT is short for --port
+# ARGS       flags for `paceline serve` or `paceline prove`; PORT is short for --port
+# URL        the running server that `make prove` measures, as PACELINE_URL; one is started if not given
 PYTHON ?= python3
 PIP_ARGS ?=
 ARGS ?=
 PORT ?=
+URL ?= $(PACELINE_URL)
 VENV := .venv
 BIN := $(VENV)/bin
 NEED_MB := 3000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-system check bench clean
+.PHONY: help setup serve prove test test-system check bench clean
 
 help:
 	@echo "make serve        install and serve the default model on http://127.0.0.1:8000"
+	@echo "make prove        measure the speed-up, minutes long: a table, the verdict, prove.json and prove.html"
 	@echo "make test         the whole test suite of the core"
 	@echo "make test-system  tests that build wheels and environments of their own"
 	@echo "make check        ruff, pyright, import contracts, size limits"
@@ -28,6 +31,9 @@ setup: $(VENV)/.dev
 # exec: Ctrl-C reaches the server itself, which ends the engine process and then itself.
 serve: $(VENV)/.core
 	@exec $(BIN)/paceline serve $(if $(PORT),--port $(PORT)) $(ARGS)
+
+prove: $(VENV)/.prove
+	@$(BIN)/paceline prove --quick $(if $(URL),--url $(URL)) --json prove.json --html prove.html $(ARGS)
 
 # Files in the order of their names: xdist would begin with those of many tests, and the longest have few.
 test: $(VENV)/.dev
@@ -63,6 +69,11 @@ $(VENV)/.python:
 $(VENV)/.core: $(VENV)/.python pyproject.toml constraints.txt
 	@echo "installing paceline and its pinned dependencies (torch is the large one)"
 	@$(PIP) -e . || { echo "pip failed: see its message above; 'df -h .' shows the disk, PIP_ARGS adds arguments for pip" >&2; exit 3; }
+	@touch $@
+
+$(VENV)/.prove: $(VENV)/.core
+	@echo "installing what the measurement needs"
+	@$(PIP) -e '.[prove]' || { echo "pip failed: see its message above; 'df -h .' shows the disk, PIP_ARGS adds arguments for pip" >&2; exit 3; }
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.core

@@ -219,14 +219,14 @@ def cpu_s(pid: int) -> tuple[float, float]:
     return int(fields[11]) * _TICK_S, int(fields[12]) * _TICK_S
 
 
-async def load_streams(arguments: argparse.Namespace, port: int, server: int) -> tuple[Load, Sample, Sample]:
-    """Open all streams at once; samples from when all have begun to a second before they end."""
+async def load_streams(arguments: argparse.Namespace, port: int, server: int) -> tuple[Load, tuple[Sample, Sample, Sample]]:
+    """Open all streams at once; samples from before that, from when all have begun to a second before they end."""
     num_tokens = round(arguments.seconds * arguments.tokens_per_second)
     body = {"messages": [{"role": "user", "content": "the quick brown fox"}], "max_tokens": num_tokens, "ignore_eos": True, "stream": True}
     data = json.dumps(body).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
     request = head.encode() + data
-    load = Load(began_s=time.perf_counter())
+    load, start = Load(began_s=time.perf_counter()), sample(Load(), server)
     loop = asyncio.get_running_loop()
     await asyncio.gather(*(loop.create_connection(lambda: Stream(load, request), "127.0.0.1", port) for _ in range(arguments.streams)))
     deadline_s = load.began_s + 60
@@ -245,7 +245,7 @@ async def load_streams(arguments: argparse.Namespace, port: int, server: int) ->
         await asyncio.sleep(0.05)
     if load.num_broken:
         raise SystemExit(f"{load.num_broken} streams broke")
-    return load, first, last
+    return load, (start, first, last)
 
 
 def run_load(arguments: argparse.Namespace) -> None:
@@ -263,13 +263,14 @@ def run_load(arguments: argparse.Namespace) -> None:
             try:
                 assert server.stdout is not None
                 url = server.stdout.readline().split()[4]
-                load, first, last = uvloop.run(load_streams(arguments, int(url.rsplit(":", 1)[1]), server.pid))
+                load, samples = uvloop.run(load_streams(arguments, int(url.rsplit(":", 1)[1]), server.pid))
             finally:
                 server.send_signal(signal.SIGTERM)
-    report(arguments, load, first, last)
+    report(arguments, load, samples)
 
 
-def report(arguments: argparse.Namespace, load: Load, first: Sample, last: Sample) -> None:
+def report(arguments: argparse.Namespace, load: Load, samples: tuple[Sample, Sample, Sample]) -> None:
+    start, first, last = samples
     wall_s = last.time_s - first.time_s
     num_chunks = last.num_chunks - first.num_chunks
     user_s, system_s = (after - before for after, before in zip(last.server_s, first.server_s, strict=True))
@@ -279,6 +280,7 @@ def report(arguments: argparse.Namespace, load: Load, first: Sample, last: Sampl
         "streams": arguments.streams,
         "tokens_per_second": arguments.tokens_per_second,
         "last_first_byte_s": round(load.last_first_byte_s, 3),
+        "server_cpu_s_until_then": round(sum(first.server_s) - sum(start.server_s), 2),
         "server_us_per_chunk": round((user_s + system_s) / num_chunks * 1e6, 2),
         "of_which_in_the_kernel": round(system_s / num_chunks * 1e6, 2),
         "server_cpu_share": round((user_s + system_s) / wall_s, 3),

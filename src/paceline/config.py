@@ -7,6 +7,7 @@ Facts learned at start (pages, vocabulary, choices) live in `core.facts.EngineFa
 import ipaddress
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import Field, asdict, dataclass, field, fields, is_dataclass, replace
+from functools import lru_cache
 from typing import Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from paceline.errors import BadInputError
@@ -235,6 +236,7 @@ def _fixed_batch(engine: EngineConfig, batch_size: str) -> EngineConfig:
     return replace(engine, min_batch_size=size, max_batch_size=size)
 
 
+@lru_cache(maxsize=64)  # each request names its host
 def is_loopback(host: str) -> bool:
     """Whether a host name or address, an IPv6 one with or without its brackets, is this machine's own."""
     if host == "localhost":

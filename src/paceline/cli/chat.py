@@ -2,28 +2,22 @@
 
 import http.client
 import json
-import queue
-import signal
-import subprocess
 import sys
-import threading
 import time
 import urllib.parse
 from collections.abc import Generator
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from typing import IO, Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 from cyclopts import Parameter
 
+from paceline.cli.child_server import running_server
 from paceline.config import AnswerConfig, ServerConfig, check_ranges, flag, settle_server, values
-from paceline.errors import BadInputError, EngineDeadError, MissingError, PacelineError
-from paceline.server.ready import ready_url
+from paceline.errors import BadInputError, EngineDeadError, MissingError
 
 _CONNECT_TIMEOUT_S = 5.0
 _LIST_TIMEOUT_S = 30.0
-_START_LIMIT_S = 3600.0  # the first start downloads and converts the model
-_STOP_GRACE_S = 10.0
 
 Json = dict[str, Any]
 Url = Annotated[str | None, Parameter(help="A server, such as http://127.0.0.1:8000; started on a free port if not given.")]
@@ -147,62 +141,8 @@ def _error_message(text: str) -> str:
 @contextmanager
 def started_server(config: ServerConfig) -> Generator[Connection]:
     """Run `paceline serve` as a child for the block; its output goes to stderr. Raises what made it end early."""
-    command = [sys.executable, "-m", "paceline.cli", "serve", *as_flags(config)]
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _exit)  # so that the child is stopped below
-    # A session of its own: Ctrl-C in the terminal stops an answer here, and must not stop the server.
-    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, errors="replace", start_new_session=True)
-    assert child.stdout is not None
-    lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-    relay = threading.Thread(target=_relay, args=(child.stdout, lines), daemon=True)
-    relay.start()
-    try:
-        url = _wait_for_url(lines)
-        if url is None:
-            raise _StartError(child.wait())
-        yield Connection(url)
-    finally:
-        child.send_signal(signal.SIGTERM)
-        try:
-            child.wait(_STOP_GRACE_S)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
-        relay.join(_STOP_GRACE_S)
-
-
-def _relay(output: IO[str], lines: "queue.SimpleQueue[str | None]") -> None:
-    """Pass a child's output on to stderr and to `lines`; None at its end."""
-    with output:
-        for line in output:
-            sys.stderr.write(line)
-            lines.put(line)
-    lines.put(None)
-
-
-def _wait_for_url(lines: "queue.SimpleQueue[str | None]") -> str | None:
-    """The address that a starting server prints; None if it ended instead. Only its own word counts: another may hold the port."""
-    deadline_s = time.monotonic() + _START_LIMIT_S
-    while True:
-        try:
-            line = lines.get(timeout=max(deadline_s - time.monotonic(), 0))
-        except queue.Empty:
-            raise MissingError(f"the server was not ready after {_START_LIMIT_S:,.0f} s; `paceline serve` shows how far it gets") from None
-        url = None if line is None else ready_url(line)
-        if line is None or url is not None:
-            return url
-
-
-def _exit(number: int, frame: object) -> NoReturn:
-    raise SystemExit(128 + number)
-
-
-class _StartError(PacelineError):
-    """The started server ended; its exit code becomes ours."""
-
-    def __init__(self, code: int) -> None:
-        super().__init__("the server could not start; its message stands above")
-        self.exit_code = code if code > 0 else MissingError.exit_code  # a signal ended it
+    with running_server(as_flags(config), sys.stderr.write) as server:
+        yield Connection(server.url)
 
 
 def as_flags(config: ServerConfig) -> list[str]:

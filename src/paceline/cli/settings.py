@@ -64,9 +64,14 @@ class Origins:
                 self.by_name[argument.name.lstrip("-").lower().replace("-", "_").removeprefix("no_")] = origin
 
 
-def sources(config_file: Path | None, origins: Origins) -> tuple[Dict | Env | Origins, ...]:
-    """The parser's chain, strongest first; flags come before all of them."""
-    _refuse_absent(os.environ)
+def own_names(tokens: Sequence[str]) -> frozenset[str]:
+    """Settings of this command's own that only `serve` lacks: the key that `prove` shows to another server."""
+    return frozenset({"api_key"}) if tokens[:1] in (["prove"], ("prove",)) else frozenset()
+
+
+def sources(config_file: Path | None, origins: Origins, own: frozenset[str] = frozenset()) -> tuple[Dict | Env | Origins, ...]:
+    """The parser's chain, strongest first; flags come before all of them. `own`: what is not absent for this command."""
+    _refuse_absent(os.environ, own)
     chain: list[Dict | Env | Origins] = [Env("PACELINE_", command=False)]
     chain += [_source({name: value}, f"variable {variable}") for variable, name, value in _alias_variables(os.environ)]
     if config_file is not None:
@@ -117,18 +122,18 @@ def read_file(path: Path) -> dict[str, str]:
     return values
 
 
-def canonical(tokens: Sequence[str]) -> list[str]:
+def canonical(tokens: Sequence[str], own: frozenset[str] = frozenset()) -> list[str]:
     """Replace the aliases among the flags: `--max-num-seqs 8` is `--max-batch-size 8`. Raises BadInputError for flags that are absent."""
     end = tokens.index("--") if "--" in tokens else len(tokens)
-    return [*(_canonical(token) for token in tokens[:end]), *tokens[end:]]
+    return [*(_canonical(token, own) for token in tokens[:end]), *tokens[end:]]
 
 
-def _canonical(token: str) -> str:
+def _canonical(token: str, own: frozenset[str]) -> str:
     head, equals, value = token.partition("=")
     name = head.removeprefix("--").replace("-", "_")
     if not head.startswith("--"):
         return token
-    if name in ABSENT:
+    if name in ABSENT and name not in own:
         raise BadInputError(absent(name))
     return (flag(_ALIASES[name]) + equals + value) if name in _ALIASES else token
 
@@ -144,9 +149,9 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
-def _refuse_absent(environment: Mapping[str, str]) -> None:
+def _refuse_absent(environment: Mapping[str, str], own: frozenset[str]) -> None:
     """A variable that would have no effect must not seem to have one: an API key above all."""
-    for name in ABSENT:
+    for name in ABSENT.keys() - own:
         variable = f"PACELINE_{name.upper()}"
         if environment.get(variable):
             raise BadInputError(f"{variable} is set, but {absent(name)}; unset it")

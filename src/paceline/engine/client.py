@@ -4,8 +4,9 @@ One asyncio task reads the engine's frames and another watches the process; per-
 """
 
 import asyncio
+import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -24,6 +25,9 @@ from paceline.errors import BadInputError, EngineDeadError, MissingError
 
 _WATCH_INTERVAL_S = 0.2
 _CONNECT_INTERVAL_S = 0.02
+_SLICE_S = (
+    0.001  # of handing out one step's deltas: those of a thousand streams take 25 ms, which everything else would wait, /metrics first
+)
 
 
 DeltaSink = Callable[[TokenDelta], bool]
@@ -78,6 +82,7 @@ class EngineClient:
             socket.setsockopt(zmq.SNDHWM, 0)
             socket.setsockopt(zmq.RCVHWM, 0)
             socket.setsockopt(zmq.LINGER, 0)
+        self._outbox: list[wire.Submit | wire.Abort] = []
         self._queues: dict[str, _Inbox] = {}
         self._stats = EngineStats()
         self._death: str | None = None
@@ -131,8 +136,7 @@ class EngineClient:
         inbox = self._queues[request.request_id] = _Inbox(sink)
         finished = False
         try:
-            if not self._post(wire.Submit(request)):
-                raise EngineDeadError("the engine is gone")
+            self._post_soon(wire.Submit(request))
             while not finished:
                 if not inbox.deltas:
                     await inbox.arrival()
@@ -147,12 +151,13 @@ class EngineClient:
         finally:
             del self._queues[request.request_id]
             if not finished and self._death is None:
-                self._post(wire.Abort(request.request_id))
+                self._post_soon(wire.Abort(request.request_id))
 
     async def close(self, grace_s: float = 5.0) -> None:
         """End the engine: asks, waits `grace_s`, then kills. Requests still running end with EngineDeadError."""
         for task in self._tasks:
             task.cancel()
+        self._flush()
         self._post(wire.Shutdown())
         await asyncio.to_thread(self._process.stop, grace_s)
         self._die("the engine was stopped")
@@ -196,13 +201,27 @@ class EngineClient:
                 f"cannot make the engine's sockets in {directory}: {error}; set TMPDIR to a short path of a disk with room"
             ) from error
 
-    def _post(self, message: wire.ToEngine) -> bool:
-        """Hand a message to the engine; False if there is none to take it."""
+    def _post(self, *messages: wire.ToEngine) -> bool:
+        """Hand messages to the engine; False if there is none to take them."""
         try:
-            self._out.send(wire.encode(message), zmq.NOBLOCK)
+            self._out.send_multipart([wire.encode(message) for message in messages], zmq.NOBLOCK)
         except zmq.Again:
             return False
         return True
+
+    def _post_soon(self, message: wire.Submit | wire.Abort) -> None:
+        """Send it with all others of this round of the event loop: waking ZMQ's own thread costs more than the sending."""
+        if not self._outbox:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._outbox.append(message)
+
+    def _flush(self) -> None:
+        messages, self._outbox = self._outbox, []
+        if not messages or self._out.closed or self._post(*messages):
+            return
+        for message in messages:  # the engine is gone
+            if isinstance(message, wire.Submit) and message.request.request_id in self._queues:
+                self._queues[message.request.request_id].put(None)
 
     async def _read(self) -> None:
         while True:
@@ -212,16 +231,23 @@ class EngineClient:
                 continue  # not from our engine: only its owner can reach the socket, so nothing is lost
             match message:
                 case wire.Deltas(deltas):
-                    for delta in deltas:
-                        inbox = self._queues.get(delta.request_id)
-                        if inbox is not None:
-                            inbox.put(delta)
+                    await self._hand_out(deltas)
                 case wire.Stats(stats):
                     self._stats = stats
                 case wire.Failed(reason, _):
                     self._die(reason)
                 case _:
                     pass
+
+    async def _hand_out(self, deltas: Sequence[TokenDelta]) -> None:
+        slice_end_s = time.monotonic() + _SLICE_S
+        for delta in deltas:
+            inbox = self._queues.get(delta.request_id)
+            if inbox is not None:
+                inbox.put(delta)
+            if time.monotonic() > slice_end_s:
+                await asyncio.sleep(0)
+                slice_end_s = time.monotonic() + _SLICE_S
 
     async def _watch(self) -> None:
         while self._process.exit_code() is None:  # noqa: ASYNC110 - a process gives no event without a thread of its own

@@ -1,7 +1,7 @@
 """The frames between server and engine: msgpack over ZMQ on ipc sockets, never pickle. Narrow enough to be written in another language.
 
-One message a frame. Client to engine: Launch (once, first), Request, Abort, Shutdown. Engine to client: Progress, Ready or Failed,
-then Deltas and Stats. Used by `engine/client.py` on one side and `engine/loop.py` on the other.
+One message a frame; the client may send several frames together. Client to engine: Launch (once, first), Submit, Abort, Shutdown.
+Engine to client: Progress, Ready or Failed, then Deltas and Stats. For `engine/client.py` and `engine/loop.py`.
 """
 
 from collections.abc import Callable, Sequence
@@ -125,13 +125,16 @@ class EnginePort:
             return messages
         while True:
             try:
-                message = _to_engine.decode(self._in.recv(zmq.NOBLOCK))
+                frames = self._in.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return messages
-            except msgspec.DecodeError:
-                continue
-            if not isinstance(message, Launch):
-                messages.append(message)
+            for frame in frames:
+                try:
+                    message = _to_engine.decode(frame)
+                except msgspec.DecodeError:
+                    continue
+                if not isinstance(message, Launch):
+                    messages.append(message)
 
     def send(self, message: FromEngine) -> None:
         self._out.send(encode(message))

@@ -33,6 +33,7 @@ class Acceptance:
     num_spec_tokens: int | None = None  # the cap K
     num_plain_steps: int | None = None
     num_control_steps: int | None = None
+    histograms_by_draft_length: tuple[tuple[int, tuple[int, ...]], ...] = ()  # (drafts made, histogram) where the server tells them apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class RequestRecord:
     phase: Phase
     concurrency: int  # conversations in flight in this part of the schedule; 0 in open loop
     block: int  # number of the block of prompts within (concurrency); both arms run every block
-    place: int  # place of this block's run in the order of time: tells which arm came first
+    place: int  # place of this block's run in the order of time, over the whole measurement: names the run, tells which arm came first
     question_id: str
     category: str
     turn: int  # from 0
@@ -77,3 +78,4 @@ class BlockRun:
     end_s: float  # last answer over
     counters_before: dict[str, float]  # the server's `vllm:spec_decode_*_total` and generation tokens; empty where it has none
     counters_after: dict[str, float]
+    rate_per_s: float = 0.0  # arrival rate of an open loop; 0 in closed loop

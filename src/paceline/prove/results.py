@@ -61,6 +61,7 @@ class ArmSummary:
     conditional_acceptance: tuple[float, ...]  # P(draft i accepted | drafts before it accepted), from draft 1
     joint_acceptance: tuple[float, ...]
     step_ms: float | None  # t_ar or t_sd: (last chunk - first chunk) / steps between them
+    rate_per_s: float = 0.0  # arrival rate of an open loop (concurrency 0); 0 in closed loop
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,19 +102,39 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True)
 class LawTest:
+    """Samples under one option against the law that the option asks for."""
+
     option: str
     chi2: float
     p: float
     num_samples: int
+    num_degrees: int = 0  # degrees of freedom of chi2, over all contexts that were tested
+    num_drafted: int | None = None  # samples in which a draft was verified; None: the server does not say
+    against: str = "law"  # "law": computed from the model's log-probabilities; "plain": samples of the plain arm
+    threshold: float = 0.0  # p below it is a broken law (Holm over all tests)
+    is_broken: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    greedy_identical: bool
+    greedy_identical: bool | None  # None: it could not be compared
     seeded_identical: bool | None
-    num_compared: int
+    num_compared: int  # pairs of answers
     divergences: tuple[Divergence, ...]
     law_tests: tuple[LawTest, ...]
+    plain: str = ""  # how plain decoding was asked for
+    num_draft_tokens: int | None = None  # verified in the answers that were compared; None: the server does not say
+    epsilon: float = 0.0  # nats: a top-2 gap below it is a near tie
+    alpha: float = 0.0  # chance that any law test of a lawful server is called broken
+    broken: tuple[str, ...] = ()  # what the server breaks, as sentences
+    unknown: tuple[str, ...] = ()  # what could not be found out, and why
+
+    @property
+    def holds(self) -> bool | None:
+        """Whether output is that of plain decoding, up to near ties; None if nothing broke and something could not be found out."""
+        if self.broken:
+            return False
+        return None if self.unknown else True
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from paceline.config import ServerConfig, is_loopback
 from paceline.errors import BadInputError, NotFoundError, PacelineError
 from paceline.metrics.prometheus import CONTENT_TYPE, Snapshot, render
 from paceline.metrics.requests import RequestMetrics
+from paceline.server.about import model_facts
 from paceline.server.anthropic.errors import error_body
 from paceline.server.anthropic.routes import MessagesRoutes
 from paceline.server.chat import Job, Preparation
@@ -29,9 +30,16 @@ from paceline.server.infer import InferRequest, InferResponse, InferStream, read
 from paceline.server.inflight import InFlight
 from paceline.server.limits import RequestLimits
 from paceline.server.openai import answers
-from paceline.server.openai.answers import Envelope
+from paceline.server.openai.answers import Envelope, ServedModel
 from paceline.server.openai.errors import ENGINE_GONE, STOPPING, ErrorAnswer, answer_for, answer_for_status, too_many_streams
-from paceline.server.openai.requests import GenerationRequest, StreamOptions, read_chat_completion, read_completion, schemas
+from paceline.server.openai.requests import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    StreamOptions,
+    read_chat_completion,
+    read_completion,
+    schemas,
+)
 from paceline.server.openai.schema import describe_answers
 from paceline.server.openai.tokenization import (
     DetokenizeRequest,
@@ -70,7 +78,8 @@ class Server:
         self._config = config
         self._in_flight = in_flight
         self._preparation = Preparation(model_folder, engine.facts, self.model_name, config.engine.seed)
-        self._created_s = int(time.time())
+        told = model_facts(engine.facts, config.engine, model_folder)
+        self._model = ServedModel(self.model_name, int(time.time()), engine.facts.max_model_len, told)
         core = Core(self.model_name, self._preparation, in_flight, self.metrics, self._generation, self._refusal, self._error_response)
         self._messages = MessagesRoutes(core)
         self._responses = ResponseRoutes(core, ResponseStore(config.responses_memory_bytes))
@@ -184,13 +193,13 @@ class Server:
 
     async def list_models(self) -> Response:
         """The one model that is served."""
-        return _json(answers.model_list(self.model_name, self._created_s, self._engine.facts.max_model_len))
+        return _json(answers.model_list(self._model))
 
     async def get_model(self, name: str) -> Response:
         """The same by its name."""
         if name != self.model_name:
             raise NotFoundError(f"the model {name[:100]!r} does not exist here", param="model", code="model_not_found")
-        return _json(answers.model_entry(self.model_name, self._created_s, self._engine.facts.max_model_len))
+        return _json(answers.model_entry(self._model))
 
     async def get_health(self) -> Response:
         """200 only while the engine makes progress."""
@@ -228,12 +237,13 @@ class Server:
     def _generation(self, job: Job) -> Generation:
         return Generation(self._engine, self._preparation.vocabulary, job, self.metrics, self._config.engine.verification)
 
-    def _answer(self, body: GenerationRequest, job: Job, is_chat: bool) -> Response:
+    def _answer(self, body: CompletionRequest | ChatCompletionRequest, job: Job, is_chat: bool) -> Response:
         refusal = self._refusal()
         if refusal is not None:
             return self._error_response(refusal)
         options = (body.stream_options or StreamOptions()) if body.stream else StreamOptions()
-        envelope = Envelope(job.answer_id, self.model_name, int(time.time()), is_chat, has_usage=bool(options.include_usage))
+        has_usage, has_token_ids = bool(options.include_usage), bool(body.return_token_ids)
+        envelope = Envelope(job.answer_id, self.model_name, int(time.time()), is_chat, has_usage, has_token_ids)
         generation = self._generation(job)
         if body.stream:
             return StreamResponse(generation, envelope, self._in_flight, self.metrics, options)

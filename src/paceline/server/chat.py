@@ -220,6 +220,7 @@ class Preparation:
             sampling=replace(sampling, max_tokens=max_tokens),
             arrival_s=ask.arrival_s,
             max_draft_length=max_draft_length,
+            cache_salt=ask.body.cache_salt or "",
             prediction_token_ids=ask.prediction_token_ids,
         )
 

@@ -33,6 +33,7 @@ class TextDelta(Struct, frozen=True, gc=False):  # one a step and request: a fro
     text: str
     num_tokens: int
     finish_reason: FinishReason | None
+    token_ids: tuple[int, ...] = ()  # the tokens counted
     tokens: tuple[ReportedToken, ...] = ()  # the tokens counted, if their log-probabilities were asked for
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     stop: str | None = None  # the stop string that ended the answer, if one did
@@ -205,8 +206,8 @@ class Detokenizer:
         if delta.finish_reason is None and not self._has_stops and not delta.logprobs and not delta.prompt_logprobs:
             push = self._decoder.push
             if num_tokens == 1:
-                return TextDelta(push(delta.token_ids[0]), 1, None)
-            return TextDelta("".join([push(token_id) for token_id in delta.token_ids]), num_tokens, None)
+                return TextDelta(push(delta.token_ids[0]), 1, None, delta.token_ids)
+            return TextDelta("".join([push(token_id) for token_id in delta.token_ids]), num_tokens, None, delta.token_ids)
         num_text_tokens = num_tokens - (delta.finish_reason is FinishReason.STOP and num_tokens > 0)
         parts: list[str] = []
         for index in range(num_text_tokens):
@@ -225,10 +226,10 @@ class Detokenizer:
 
 def _text_delta(text: str, num_tokens: int, finish_reason: FinishReason | None, delta: TokenDelta) -> TextDelta:
     if not delta.logprobs and not delta.prompt_logprobs:
-        return TextDelta(text, num_tokens, finish_reason)
+        return TextDelta(text, num_tokens, finish_reason, delta.token_ids[:num_tokens])
     reported = zip(delta.token_ids[:num_tokens], delta.logprobs, strict=False) if delta.logprobs else ()
     tokens = tuple(ReportedToken(token_id, logprobs) for token_id, logprobs in reported)
-    return TextDelta(text, num_tokens, finish_reason, tokens, delta.prompt_logprobs)
+    return TextDelta(text, num_tokens, finish_reason, delta.token_ids[:num_tokens], tokens, delta.prompt_logprobs)
 
 
 def _failure_table(stop: str) -> tuple[int, ...]:

@@ -5,6 +5,7 @@ The CLI binds the socket before it loads the model (a taken port must say so at 
 
 import asyncio
 import errno
+import gc
 import logging
 import math
 import signal
@@ -79,6 +80,8 @@ async def run_server(
             health = await server.health.probe()
             if not health.is_healthy:
                 raise EngineDeadError(f"the engine did not warm up: {health.reason}")
+        gc.collect()
+        gc.freeze()  # what is loaded now stays; going through all of it again would hold up every stream for 50 ms and more
         await _serve(server, engine, config, listener, in_flight, announce)
     finally:
         await server.close()

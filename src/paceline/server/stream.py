@@ -201,13 +201,15 @@ class StreamResponse(EventStream):
         chunk = b""
         if index not in self._parsers:
             parser = self._parsers[index] = self._generation.job.new_parser()
-            chunk = self._envelope.first_chunk(index)
-            if isinstance(parser, PlainParser) and not self._options.continuous_usage_stats:
+            chunk = self._envelope.first_chunk(index, self._generation.job.requests[index].prompt_token_ids)
+            has_more = self._options.continuous_usage_stats or self._envelope.has_token_ids
+            if isinstance(parser, PlainParser) and not has_more:
                 self._plain.add(index)
         part, reason = self._part(self._parsers[index], delta)
-        if part or reason is not None or delta.tokens:
+        token_ids = delta.token_ids if self._envelope.has_token_ids else None
+        if part or reason is not None or delta.tokens or token_ids:
             usage = self._generation.usage if self._options.continuous_usage_stats else None
-            chunk += self._envelope.chunk(index, part, reason, usage, self._logprobs.entry(index, delta.tokens))
+            chunk += self._envelope.chunk(index, part, reason, usage, self._logprobs.entry(index, delta.tokens), token_ids)
         return chunk
 
     def _part(self, parser: OutputParser, delta: TextDelta) -> tuple[str | dict[str, object], str | None]:
@@ -262,6 +264,7 @@ class BodyResponse(WholeAnswer):
                 *self._content(choice),
                 logprobs.entry(index, choice.tokens),
                 prompt_logprobs(generation.vocabulary, request, choice.prompt_logprobs),
+                (request.prompt_token_ids, choice.token_ids) if self._envelope.has_token_ids else None,
             )
             for index, (choice, request) in enumerate(zip(choices, generation.job.requests, strict=True))
         ]
@@ -283,6 +286,7 @@ def _joined(deltas: Sequence[TextDelta]) -> TextDelta:
         "".join(delta.text for delta in deltas),
         sum(delta.num_tokens for delta in deltas),
         deltas[-1].finish_reason,
+        tuple(token_id for delta in deltas for token_id in delta.token_ids),
         tuple(token for delta in deltas for token in delta.tokens),
         tuple(entry for delta in deltas for entry in delta.prompt_logprobs),
         deltas[-1].stop,

@@ -1,13 +1,14 @@
 """A child process for work that may hang, crash or take all memory: code of a model's or a request's author. Whoever calls can go on.
 
-One child, started when first needed and again after every call that it did not survive. `worker_child.py` is its side.
+One child, one call at a time, started when first needed and again after every call that it did not survive. `worker_child.py` is its side.
 """
 
 import asyncio
 import os
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from paceline.errors import MissingError, PacelineError
@@ -16,6 +17,8 @@ from paceline.server.worker_child import ANSWER, ANSWERED, FAILED, MAX_ERROR_BYT
 _START_TIMEOUT_S = 30.0  # for Python to load the module on a machine that is busy
 _STREAM_BYTES = 1 << 20  # of an answer that wait to be taken
 _MAX_REQUEST_BYTES = (1 << 32) - 1  # what a frame's header can say
+_MAX_AHEAD = 16  # requests with the child: those behind the first are there before it asks, which spares both sides a wait per call
+_MAX_AHEAD_BYTES = 1 << 14  # of one that is sent ahead, or that others are sent behind
 _CLOSED = "the server is shutting down"
 # What a child needs in order to start. Others, keys and passwords above all, are not for code of strangers.
 _VARIABLES = ("PATH", "HOME", "LANG", "TZ", "TMPDIR", "VIRTUAL_ENV")
@@ -54,14 +57,39 @@ class WorkerLimits:
     max_wait_s: float = 10.0  # for one's turn: by then several others have hung
 
 
+@dataclass(slots=True, eq=False)
+class _Call:
+    """A request and its caller, who no longer waits once `answer` is done."""
+
+    request: bytes
+    timeout_s: float
+    answer: asyncio.Future[bytes]
+    patience: asyncio.TimerHandle  # ends the wait for its turn
+
+    @property
+    def is_small(self) -> bool:
+        return len(self.request) <= _MAX_AHEAD_BYTES
+
+    def fail(self, error: PacelineError) -> None:
+        self.patience.cancel()
+        if not self.answer.done():
+            self.answer.set_exception(error)
+
+
 class Worker:
-    """Runs `python -m module`, which calls `worker_child.serve`. One call at a time; used from one event loop."""
+    """Runs `python -m module`, which calls `worker_child.serve`. One call at a time; used from one event loop.
+
+    Calls are served in their order, so whatever befalls the child befell the first one; those sent ahead are sent again to the next child.
+    """
 
     def __init__(self, module: str, limits: WorkerLimits = WorkerLimits()) -> None:
         self._module = module
         self._limits = limits
-        self._lock = asyncio.Lock()
+        self._start_lock = asyncio.Lock()
         self._child: Process | None = None
+        self._calls = deque[_Call]()  # the first of them has its turn
+        self._num_sent = 0  # of the calls, from the first on
+        self._serving: asyncio.Task[None] | None = None  # while there are calls
         self._num_callers = 0
         self._is_closed = False
 
@@ -72,14 +100,14 @@ class Worker:
 
     async def start(self) -> None:
         """Start the child now, so that the first call does not wait for it. Raises WorkerUnavailableError."""
-        async with self._lock:
+        async with self._start_lock:
             await self._running_child()
 
     async def call(self, request: bytes, timeout_s: float) -> bytes:
         """The child's answer to one request. The time counts from when the request's turn has come and the child runs.
 
         Raises WorkerTimeoutError, WorkerError if the work failed, WorkerUnavailableError if it was not tried. A caller that is
-        cancelled takes the child along, so that no later one gets its answer.
+        cancelled while it has its turn takes the child along, so that no later one waits for what nobody wants.
         """
         if len(request) > _MAX_REQUEST_BYTES:
             raise WorkerError("OverflowError", f"the request has {len(request):,} bytes, limit {_MAX_REQUEST_BYTES:,}")
@@ -87,13 +115,22 @@ class Worker:
             raise WorkerUnavailableError(
                 f"{self._num_callers:,} requests wait for the same worker, its limit; send the request again later"
             )
+        loop = asyncio.get_running_loop()
+        answer = loop.create_future()
+        call = _Call(request, timeout_s, answer, loop.call_later(self._limits.max_wait_s, self._lose_patience, answer))
         self._num_callers += 1
+        self._calls.append(call)
+        if self._serving is None:
+            call.patience.cancel()
+            self._serving = loop.create_task(self._serve())
+        elif self._num_sent:
+            self._send_ahead()
         try:
-            await self._take_turn()
-            try:
-                return await self._exchange(await self._running_child(), request, timeout_s)
-            finally:
-                self._lock.release()
+            return await answer
+        except asyncio.CancelledError:
+            if self._calls and self._calls[0] is call and self._child is not None and self._child.returncode is None:
+                self._child.kill()
+            raise
         finally:
             self._num_callers -= 1
 
@@ -103,17 +140,35 @@ class Worker:
         child = self._child
         if child is not None and child.returncode is None:
             child.kill()
-        async with self._lock:  # whoever was served has seen the end
+        if self._serving is not None:
+            await asyncio.wait([self._serving])
+        async with self._start_lock:
             await self._end_child()
 
-    async def _take_turn(self) -> None:
+    def _lose_patience(self, answer: asyncio.Future[bytes]) -> None:
+        if not answer.done():
+            waited = f"requests before this one kept their worker busy for {self._limits.max_wait_s:g} s"
+            answer.set_exception(WorkerUnavailableError(f"{waited}; send the request again later"))
+
+    async def _serve(self) -> None:
+        """Answer calls until there are none."""
         try:
-            async with asyncio.timeout(self._limits.max_wait_s):
-                await self._lock.acquire()
-        except TimeoutError:
-            raise WorkerUnavailableError(
-                f"requests before this one kept their worker busy for {self._limits.max_wait_s:g} s; send the request again later"
-            ) from None
+            while self._calls:
+                try:
+                    async with self._start_lock:
+                        child = await self._running_child()
+                except WorkerUnavailableError as error:
+                    while self._calls:
+                        self._calls.popleft().fail(error)
+                    return
+                failure = await self._exchange(child)
+                self._num_sent = 0
+                if failure is not None:
+                    await self._end_child()
+                    self._calls.popleft().fail(failure)
+                self._calls = deque(call for call in self._calls if not call.answer.done())  # the next child need not bother
+        finally:
+            self._serving = None
 
     async def _running_child(self) -> Process:
         if self._is_closed:
@@ -150,8 +205,8 @@ class Worker:
     async def _await_ready(self, child: Process) -> None:
         try:
             async with asyncio.timeout(_START_TIMEOUT_S):
-                kind, _ = await self._read(child)
-        except (TimeoutError, WorkerError):
+                kind, _ = ANSWER.unpack(await _output(child).readexactly(ANSWER.size))
+        except (TimeoutError, asyncio.IncompleteReadError):
             kind = None
         except BaseException:
             await self._end_child()
@@ -160,32 +215,70 @@ class Worker:
             await self._end_child()
             raise WorkerUnavailableError(f"the worker process {self._module} did not start; the server's log says why")
 
-    async def _exchange(self, child: Process, request: bytes, timeout_s: float) -> bytes:
-        try:
-            async with asyncio.timeout(timeout_s):
-                await _write(child, request)
-                kind, payload = await self._read(child)
-        except BaseException as error:  # a cancelled caller's as well: what the child still says is nobody's
-            await self._end_child()
-            if isinstance(error, TimeoutError):
-                raise WorkerTimeoutError(timeout_s) from None
-            raise
-        if kind == ANSWERED:
-            return payload
-        name, _, message = payload.decode(errors="replace").partition("\n")
-        raise WorkerError(name, message)
+    async def _exchange(self, child: Process) -> WorkerError | None:
+        """Send calls and take answers until none is left; returns why the first of the calls failed, and the child with it."""
+        output, received = _output(child), bytearray()
+        loop = asyncio.get_running_loop()
+        self._send_ahead()
+        turn_s = loop.time()
+        while self._num_sent:
+            first = self._calls[0]
+            first.patience.cancel()
+            try:
+                async with asyncio.timeout_at(turn_s + first.timeout_s):
+                    data = await output.read(_STREAM_BYTES)
+                if not data:
+                    return WorkerError(WorkerError.DIED, "the worker process ended before it answered")
+                received += data
+                for kind, payload in self._frames(received):
+                    self._settle(kind, payload)
+                    turn_s = loop.time()
+            except TimeoutError:
+                return WorkerTimeoutError(first.timeout_s)
+            except WorkerError as error:
+                return error
+            self._send_ahead()
+        return None
 
-    async def _read(self, child: Process) -> tuple[int, bytes]:
-        """The next frame. Raises WorkerError if the child ended, or breaks the rules of frames."""
-        output = _output(child)
-        try:
-            kind, num_bytes = ANSWER.unpack(await output.readexactly(ANSWER.size))
+    def _send_ahead(self) -> None:
+        """Send the first call, and small ones behind a small one. Without waiting: what the child does not take is in the call's time."""
+        assert self._child is not None
+        assert self._child.stdin is not None
+        while self._num_sent < len(self._calls):
+            call = self._calls[self._num_sent]
+            may_follow = self._num_sent < _MAX_AHEAD and call.is_small and self._calls[self._num_sent - 1].is_small
+            if self._num_sent and not may_follow:
+                return
+            self._child.stdin.writelines((REQUEST.pack(len(call.request)), call.request))
+            self._num_sent += 1
+
+    def _settle(self, kind: int, payload: bytes) -> None:
+        """Give the first call its answer."""
+        if not self._num_sent or kind not in (ANSWERED, FAILED):
+            raise WorkerError(WorkerError.DIED, "the worker process said what nobody asked")
+        call = self._calls.popleft()
+        self._num_sent -= 1
+        call.patience.cancel()
+        if kind == ANSWERED:
+            if not call.answer.done():
+                call.answer.set_result(payload)
+            return
+        name, _, message = payload.decode(errors="replace").partition("\n")
+        call.fail(WorkerError(name, message))
+
+    def _frames(self, received: bytearray) -> Iterator[tuple[int, bytes]]:
+        """The whole frames in `received`, taken out of it. Raises WorkerError for one that breaks the rules of frames."""
+        while len(received) >= ANSWER.size:
+            kind, num_bytes = ANSWER.unpack_from(received)
             limit = {ANSWERED: self._limits.max_answer_bytes, FAILED: MAX_ERROR_BYTES, READY: 0}.get(kind, -1)
             if num_bytes > limit:
                 raise WorkerError(WorkerError.DIED, f"the worker process announced {num_bytes:,} bytes, limit {max(limit, 0):,}")
-            return kind, await output.readexactly(num_bytes)
-        except asyncio.IncompleteReadError:
-            raise WorkerError(WorkerError.DIED, "the worker process ended before it answered") from None
+            end = ANSWER.size + num_bytes
+            if len(received) < end:
+                return
+            payload = bytes(received[ANSWER.size : end])
+            del received[:end]
+            yield kind, payload
 
     async def _end_child(self) -> None:
         """Kill the child, if there is one, and wait until it is gone."""
@@ -203,16 +296,6 @@ class Worker:
 def _output(child: Process) -> asyncio.StreamReader:
     assert child.stdout is not None
     return child.stdout
-
-
-async def _write(child: Process, request: bytes) -> None:
-    assert child.stdin is not None
-    child.stdin.write(REQUEST.pack(len(request)))
-    child.stdin.write(request)
-    try:
-        await child.stdin.drain()
-    except (BrokenPipeError, ConnectionResetError):
-        pass  # the read that follows sees the end, too
 
 
 def _environment(variables: Mapping[str, str]) -> dict[str, str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from paceline.cli import chat
+from paceline.cli import chat, child_server
 from paceline.cli.chat import Connection, as_flags, started_server
 from paceline.cli.main import run
 from paceline.config import EngineConfig, ServerConfig, values
@@ -261,7 +261,7 @@ def test_a_started_server_is_asked_where_it_listens(
 
 
 def test_a_server_that_is_never_ready_is_not_waited_for_forever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat, "_START_LIMIT_S", 0.1)
+    monkeypatch.setattr(child_server, "_START_LIMIT_S", 0.1)
     with pytest.raises(MissingError, match="was not ready after"), started_server(ServerConfig(port=0)):
         pass
 

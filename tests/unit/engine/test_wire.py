@@ -45,13 +45,15 @@ def test_the_port_drops_junk_and_keeps_what_is_valid(tmp_path: Path) -> None:
     back.bind(wire.deltas_endpoint(str(tmp_path)))
     port = wire.EnginePort(str(tmp_path))
     launch = wire.Launch(EngineConfig(draft="none"), "/models/x")
-    for frame in (wire.encode(launch), b"\xc1junk", wire.encode(wire.Submit(REQUEST)), b"", wire.encode(wire.Abort("r1"))):
-        out.send(frame)
+    out.send(wire.encode(launch))
+    out.send(b"\xc1junk")
+    out.send_multipart([wire.encode(wire.Submit(REQUEST)), b"", wire.encode(wire.Abort("r1"))])
+    out.send(wire.encode(wire.Abort("r2")))
     assert port.receive_launch(lambda: False) == launch
     received: list[object] = []
-    while len(received) < 2:
+    while len(received) < 3:
         received += port.receive(1.0)
-    assert received == [wire.Submit(REQUEST), wire.Abort("r1")]
+    assert received == [wire.Submit(REQUEST), wire.Abort("r1"), wire.Abort("r2")]
     port.send_deltas([])  # nothing to say sends nothing
     port.send_deltas([TokenDelta("r1", (9,))])
     assert wire.decode_from_engine(back.recv()) == wire.Deltas((TokenDelta("r1", (9,)),))

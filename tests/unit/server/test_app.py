@@ -162,6 +162,7 @@ async def test_served_model_name(make_site: Callable[..., Site]) -> None:
 async def test_models(site: Site) -> None:
     model = (await site.get("/v1/models")).json()["data"][0]
     assert (model["id"], model["object"], model["max_model_len"], model["lossless"]) == ("fake", "model", 128, True)
+    assert (model["dtype"], model["device"], model["drafter"], model["max_draft_length"]) == ("float32", "cpu", "ngram", 7)
     assert (await site.get("/v1/models/fake")).json() == model
     assert (await site.get("/v1/models/a/b")).status == 404
 

@@ -155,6 +155,39 @@ async def test_a_caller_that_leaves_takes_the_child_along(worker: Worker) -> Non
     assert worker.pid != pid
 
 
+@pytest.mark.parametrize("end", ["spin", "crash"])
+async def test_what_befalls_one_call_is_not_the_next_ones_error(worker: Worker, end: str) -> None:
+    """Calls behind one that ends its child, sent ahead or made while the next child starts, are answered by that one."""
+    await worker.start()
+    ending = asyncio.create_task(ask(worker, end, timeout_s=0.1))
+    ahead = [asyncio.create_task(ask(worker, f"echo {index}")) for index in range(19)]
+    await asyncio.wait([ending])
+    assert isinstance(ending.exception(), WorkerError)
+    assert worker.pid is None, "the next child has not started"
+    late = asyncio.create_task(ask(worker, "echo late"))
+    assert await asyncio.gather(*ahead, late) == [*map(str, range(19)), "late"]
+
+
+async def test_the_answer_of_a_call_that_was_sent_ahead_and_left_is_nobodys(worker: Worker) -> None:
+    await worker.start()
+    pid = worker.pid
+    running = asyncio.create_task(ask(worker, "sleep 0.2"))
+    leaving = asyncio.create_task(ask(worker, "echo secret"))
+    staying = asyncio.create_task(ask(worker, "echo mine"))
+    await asyncio.sleep(0.05)
+    leaving.cancel()
+    assert await running == "0.2"
+    assert await staying == "mine"
+    assert worker.pid == pid
+
+
+async def test_a_large_request_is_not_sent_ahead(worker: Worker) -> None:
+    """The child's memory is for one call."""
+    large = "x" * 1_000_000
+    texts = ["a", large, "b", large, large, "c"]
+    assert await asyncio.gather(*(ask(worker, f"echo {text}") for text in texts)) == texts
+
+
 async def test_more_callers_than_may_wait_are_told_so(worker: Worker) -> None:
     calls = [asyncio.create_task(ask(worker, f"echo {index}")) for index in range(25)]
     answers = await asyncio.gather(*calls, return_exceptions=True)

@@ -12,6 +12,7 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "logprobs": (False,),
     "top_logprobs": (0,),
     "prompt_logprobs": (),
+    "return_token_ids": (False,),
     "stream_options": ({},),
     "parallel_tool_calls": (True,),  # tool_choice says so there
     "continue_final_message": (),  # an assistant's message at the end always is

@@ -1,6 +1,6 @@
 """Bodies and stream chunks of both generation endpoints, encoded. Chunks are glued from prepared bytes: one per token must be cheap."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -10,6 +10,7 @@ from paceline.core.outcome import DraftStats
 _encode = msgspec.json.encode
 
 DONE = b"data: [DONE]\n\n"
+_CHUNK_END = b"}\n\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +77,21 @@ class Choice:
     finish_reason: str
     logprobs: dict[str, object] | None = None
     prompt_logprobs: list[dict[str, object] | None] | None = None  # in vLLM's shape, if asked for
+    token_ids: tuple[Sequence[int], Sequence[int]] | None = None  # the prompt's and the answer's, if asked for
 
 
 class Envelope:
     """What all chunks of one answer, or its one body, share."""
 
-    def __init__(self, answer_id: str, model: str, created_s: int, is_chat: bool, has_usage: bool = False) -> None:
-        """`has_usage`: the stream ends with a usage chunk, and the others carry `usage: null` as OpenAI's do."""
+    def __init__(
+        self, answer_id: str, model: str, created_s: int, is_chat: bool, has_usage: bool = False, has_token_ids: bool = False
+    ) -> None:
+        """`has_usage`: the stream ends with a usage chunk, and the others carry `usage: null` as OpenAI's do.
+
+        `has_token_ids`: what is said comes with its tokens, and so does the prompt, as in vLLM.
+        """
         self.is_chat = is_chat
+        self.has_token_ids = has_token_ids
         self._has_usage = has_usage
         self._head: dict[str, object] = {"id": answer_id, "created": created_s, "model": model}
         chunk_object = "chat.completion.chunk" if is_chat else "text_completion"
@@ -92,19 +100,24 @@ class Envelope:
 
     def body(self, choices: Sequence[Choice], usage: Usage, metrics: AnswerMetrics) -> bytes:
         """The whole answer of a request that does not stream."""
-        return _encode(
-            {
-                **self._head,
-                "object": "chat.completion" if self.is_chat else "text_completion",
-                "choices": [self._choice(index, choice) for index, choice in enumerate(choices)],
-                "usage": usage.fields(),
-                "metrics": metrics.fields(),
-            }
-        )
+        body: dict[str, object] = {
+            **self._head,
+            "object": "chat.completion" if self.is_chat else "text_completion",
+            "choices": [self._choice(index, choice) for index, choice in enumerate(choices)],
+            "usage": usage.fields(),
+            "metrics": metrics.fields(),
+        }
+        if self.is_chat and choices[0].token_ids is not None:  # all choices have one prompt
+            body["prompt_token_ids"] = choices[0].token_ids[0]
+        return _encode(body)
 
-    def first_chunk(self, index: int) -> bytes:
-        """Opens choice `index`: chat says who speaks, completions say nothing."""
-        return self._chunk(index, b'"delta":{"role":"assistant","content":""}', None, None) if self.is_chat else b""
+    def first_chunk(self, index: int, prompt_token_ids: Sequence[int] = ()) -> bytes:
+        """Opens choice `index`: chat says who speaks, completions say nothing unless the prompt's tokens were asked for."""
+        prompt = b',"prompt_token_ids":' + _encode(prompt_token_ids) if self.has_token_ids else b""
+        if self.is_chat:
+            chunk = self._chunk(index, b'"delta":{"role":"assistant","content":""}', None, None)
+            return chunk.removesuffix(_CHUNK_END) + prompt + _CHUNK_END
+        return self._chunk(index, b'"text":""' + prompt, None, None) if prompt else b""
 
     def chunk(
         self,
@@ -113,12 +126,15 @@ class Envelope:
         finish_reason: str | None = None,
         usage: Usage | None = None,
         logprobs: dict[str, object] | None = None,
+        token_ids: Sequence[int] | None = None,
     ) -> bytes:
         """What is new of choice `index`: a completion's text or a chat message's fields; the last one has the finish reason.
 
-        `usage`: the counts so far, if the client asked for them.
+        `usage`, `token_ids`: the counts so far and the new tokens, if the client asked for them.
         """
         content = (b'"text":' if isinstance(part, str) else b'"delta":') + _encode(part)
+        if token_ids is not None:
+            content += b',"token_ids":' + _encode(token_ids)
         return self._chunk(index, content, finish_reason, usage, b"null" if logprobs is None else _encode(logprobs))
 
     def text_chunk(self, index: int, text: str) -> bytes:
@@ -144,7 +160,13 @@ class Envelope:
     def _choice(self, index: int, choice: Choice) -> dict[str, object]:
         content = {"text" if isinstance(choice.content, str) else "message": choice.content}
         entry: dict[str, object] = {"index": index, **content, "logprobs": choice.logprobs, "finish_reason": choice.finish_reason}
-        return entry if choice.prompt_logprobs is None else {**entry, "prompt_logprobs": choice.prompt_logprobs}
+        if choice.prompt_logprobs is not None:
+            entry["prompt_logprobs"] = choice.prompt_logprobs
+        if choice.token_ids is not None:
+            prompt_token_ids, entry["token_ids"] = choice.token_ids
+            if not self.is_chat:
+                entry["prompt_token_ids"] = prompt_token_ids
+        return entry
 
 
 def error_event(body: bytes) -> bytes:
@@ -152,25 +174,35 @@ def error_event(body: bytes) -> bytes:
     return b"data: " + body + b"\n\n"
 
 
-def model_list(name: str, created_s: int, max_model_len: int) -> bytes:
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """What `GET /v1/models` tells of the one model. `facts`: what decides about speed, for who measures or compares."""
+
+    name: str
+    created_s: int
+    max_model_len: int
+    facts: Mapping[str, object]
+
+    def entry(self) -> dict[str, object]:
+        return {
+            "id": self.name,
+            "object": "model",
+            "created": self.created_s,
+            "owned_by": "paceline",
+            "max_model_len": self.max_model_len,
+            "lossless": True,
+            **self.facts,
+        }
+
+
+def model_list(model: ServedModel) -> bytes:
     """`GET /v1/models`."""
-    return _encode({"object": "list", "data": [_model(name, created_s, max_model_len)]})
+    return _encode({"object": "list", "data": [model.entry()]})
 
 
-def model_entry(name: str, created_s: int, max_model_len: int) -> bytes:
+def model_entry(model: ServedModel) -> bytes:
     """`GET /v1/models/NAME`."""
-    return _encode(_model(name, created_s, max_model_len))
-
-
-def _model(name: str, created_s: int, max_model_len: int) -> dict[str, object]:
-    return {
-        "id": name,
-        "object": "model",
-        "created": created_s,
-        "owned_by": "paceline",
-        "max_model_len": max_model_len,
-        "lossless": True,
-    }
+    return _encode(model.entry())
 
 
 def health(is_healthy: bool, reason: str) -> bytes:

@@ -30,6 +30,7 @@ MAX_LOGPROBS = 20
 MAX_BIASES = 1024
 MAX_BAD_WORDS = 256
 MAX_BAD_WORD_CHARS = 256
+MAX_SALT_CHARS = 256
 
 
 def _range_of(name: str) -> Meta:
@@ -82,6 +83,7 @@ class GenerationRequest(Structured, frozen=True, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_draft_length: Annotated[int, Meta(ge=0, le=MAX_INT)] | None = None  # 0: no speculation for this request
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=MAX_SALT_CHARS)] | None = None  # cached prefixes are shared within one salt
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -112,6 +114,7 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
     """`POST /v1/completions`."""
 
     logprobs: NumLogprobs | bool | None = None  # false, which chat clients send, is the same as leaving it out
+    return_token_ids: bool | None = None  # the tokens beside the text, the prompt's too
     prompt: Annotated[Raw, Meta(extra_json_schema=_PROMPT_SCHEMA)]  # one of four forms, told apart by `prompts`
 
     def prompts(self) -> tuple[list[str], list[list[int]]]:
@@ -156,6 +159,7 @@ class ChatCompletionRequest(GenerationRequest, frozen=True, kw_only=True):
     prediction: Prediction | None = None
     logprobs: bool | None = None
     top_logprobs: NumLogprobs | None = None  # likeliest tokens beside each chosen one
+    return_token_ids: bool | None = None  # the tokens beside the text, the prompt's too
 
 
 def read_completion(body: bytes) -> CompletionRequest:

@@ -48,10 +48,13 @@ def _object(optional: Mapping[str, Schema] | None = None, **required: Schema) ->
 def _generation(name: str, content: Schema) -> Schema:
     """A whole answer of completions or chat; `content` is the field in which its choices differ."""
     (field,) = content
-    choice = _object({"prompt_logprobs": _or_null(_list({}))}, index=_COUNT, logprobs=_or_null({"type": "object"}), finish_reason=_STRING)
+    tokens = {"prompt_token_ids": _list(_COUNT), "token_ids": _list(_COUNT)}
+    optional = {"prompt_logprobs": _or_null(_list({})), **tokens}
+    choice = _object(optional, index=_COUNT, logprobs=_or_null({"type": "object"}), finish_reason=_STRING)
     choice["properties"] |= content
     choice["required"].append(field)
     return _object(
+        {"prompt_token_ids": _list(_COUNT)},
         id=_STRING,
         object={"const": name},
         created=_INTEGER,
@@ -75,7 +78,17 @@ _SPECULATION = _object(
     num_draft_tokens=_COUNT,
     num_spec_tokens=_COUNT,
 )
-_MODEL = _object(id=_STRING, object={"const": "model"}, created=_INTEGER, owned_by=_STRING, max_model_len=_COUNT, lossless=_BOOLEAN)
+_MODEL = _object(
+    dict.fromkeys(("version", "architecture", "device", "dtype", "drafter", "verification"), _STRING)
+    | dict.fromkeys(("torch", "model_sha256", "draft_sha256"), _STRING)
+    | {"max_draft_length": _COUNT, "enable_prefix_caching": _BOOLEAN},
+    id=_STRING,
+    object={"const": "model"},
+    created=_INTEGER,
+    owned_by=_STRING,
+    max_model_len=_COUNT,
+    lossless=_BOOLEAN,
+)
 
 _SCHEMAS: dict[str, Schema] = {
     "Error": _object(error=_object({"param": _or_null(_STRING), "code": _or_null(_STRING)}, message=_STRING, type=_STRING)),

@@ -60,6 +60,7 @@ _NEUTRAL_IN_RESPONSE: dict[str, tuple[object, ...]] = {
     "conversation": (),
     "context_management": ([],),
     "moderation": (),
+    "return_token_ids": (False,),
     "reasoning": ({}, {"effort": None}, {"summary": None}, {"effort": None, "summary": None}),
 }
 _NEUTRAL_IN_MESSAGE: dict[str, tuple[object, ...]] = {"function_call": (), "audio": ()}

@@ -171,6 +171,7 @@ def chat_request(request: ResponseRequest, earlier: Sequence[Item]) -> ChatCompl
         bad_words=request.bad_words,
         min_tokens=request.min_tokens,
         max_draft_length=request.max_draft_length,
+        cache_salt=request.cache_salt,
         stream=request.stream,
         tools=None if request.tools is None else [_chat_tool(tool) for tool in request.tools],
         tool_choice=_chat_choice(request.tool_choice),

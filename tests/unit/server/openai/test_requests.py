@@ -27,6 +27,8 @@ BAD_BOTH: list[tuple[dict[str, Any], str]] = [
     ({"stream": "true"}, "stream"), ({"stream": 1}, "stream"), ({"stream_options": {"include_usage": True}}, "stream_options"),
     ({"stream": True, "stream_options": {"include_usage": "yes"}}, "stream_options.include_usage"),
     ({"stream": True, "stream_options": []}, "stream_options"),
+    ({"cache_salt": ""}, "cache_salt"), ({"cache_salt": "x" * 257}, "cache_salt"), ({"cache_salt": 5}, "cache_salt"),
+    ({"return_token_ids": 1}, "return_token_ids"), ({"return_token_ids": "yes"}, "return_token_ids"),
     ({"max_draft_length": -1}, "max_draft_length"), ({"max_draft_length": 1.5}, "max_draft_length"),
     ({"model": 5}, "model"),
     ({"presence_penalty": 2.1}, "presence_penalty"), ({"frequency_penalty": -2.1}, "frequency_penalty"),

@@ -165,8 +165,8 @@ def test_every_option_of_chat_is_passed_on_or_refused() -> None:
     values: dict[str, Any] = {
         "model": "m", "temperature": 0.5, "top_p": 0.5, "top_k": 5, "min_p": 0.1, "seed": 3, "stop": ["x"], "stop_token_ids": [7],
         "ignore_eos": True, "presence_penalty": 0.5, "frequency_penalty": 0.5, "repetition_penalty": 1.5, "logit_bias": {"5": 1.0},
-        "bad_words": ["x"], "min_tokens": 2, "stream": True, "max_draft_length": 1, "guided_regex": "x", "guided_choice": ["x"],
-        "guided_grammar": "x", "guided_json": {"a": 1}, "structured_outputs": {"regex": "y"},
+        "bad_words": ["x"], "min_tokens": 2, "stream": True, "max_draft_length": 1, "cache_salt": "x", "guided_regex": "x",
+        "guided_choice": ["x"], "guided_grammar": "x", "guided_json": {"a": 1}, "structured_outputs": {"regex": "y"},
     }  # fmt: skip
     ignored = {"stream_options"}  # usage always comes with the end
     refused = {name for name in GenerationRequest.__struct_fields__ if name in _NEUTRAL_IN_RESPONSE}

@@ -1,0 +1,129 @@
+"""What `paceline prove` can be asked, with its defaults: the command line's flags are made from these fields.
+
+Kept apart from the server's settings, for the referee also ships alone. `plan_of` and the like turn them into what the parts take.
+"""
+
+# ruff: noqa: RUF009 - `_option` is a dataclass field
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from paceline.errors import BadInputError
+from paceline.prove.certificate.options import CertifyOptions
+from paceline.prove.datasets.prompt import Dataset
+from paceline.prove.plan import MIN_BLOCKS, Plan
+
+T = TypeVar("T")
+
+QUICK_PROMPTS = 4  # requests per category
+QUICK_TOKENS = 96
+FULL_TOKENS = 256
+_QUICK_CONCURRENCY = (1, 4)
+_FULL_CONCURRENCY = (1, 4, 16)
+_MAX_POINTS = 64
+
+
+def _option(default: T, help: str) -> T:
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass(frozen=True, slots=True)
+class ProveConfig:
+    """One proof. None where a default depends on other fields."""
+
+    url: str | None = _option(None, "The server to measure, such as http://127.0.0.1:8000; one is started if not given.")
+    baseline_url: str | None = _option(None, "A second server, without speculation, as the baseline; unset: the same server with K = 0.")
+    model: str | None = _option(None, "The model to serve; with --url, which of the server's models to ask.")
+    draft: str | None = _option(None, "The drafter of the server that is started.")
+    api_key: str | None = _option(None, "The servers' API key.")
+    data: str = _option("speed-bench-like", "The prompts: speed-bench-like, or a file or folder of SPEED-Bench, Spec-Bench or JSON lines.")
+    split: str = _option("qualitative", "SPEED-Bench's split: qualitative, throughput_1k, _2k, _8k, _16k or _32k.")
+    category: str | None = _option(None, "Only these categories, separated by commas.")
+    num_prompts: int | None = _option(None, "Requests per category; unset: all, with --quick 4.")
+    concurrency: str | None = _option(None, "Conversations in flight, separated by commas; unset: 1,4,16, with --quick 1,4.")
+    rate: float | None = _option(None, "Also an open loop with this many arrivals per second.")
+    draft_lengths: str = _option("auto", "K of the accelerated arm: auto is the server's own choice; of several, as in 1,3,5, the fastest.")
+    max_tokens: int | None = _option(None, "Most tokens of an answer; unset: 256, with --quick 96.")
+    temperature: float = _option(0.0, "Of every request; above 0 each has a seed, the same in both arms.")
+    ignore_eos: bool = _option(False, "Answers of full length, where the server can do that.")
+    num_blocks: int = _option(MIN_BLOCKS, "Blocks of prompts at each concurrency; the arms alternate by block.")
+    seed: int = _option(0, "Of everything random in the measurement.")
+    timeout: float = _option(600.0, "Seconds for one request.")
+    quick: bool = _option(False, "The short proof, with the certificate: minutes on two cores.")
+    certify: bool = _option(False, "Also check that both arms give the same tokens, and the law of sampled ones.")
+    criteria: str | None = _option(None, "Thresholds: cpu, source, or a YAML file; unset: cpu for a server that is started here.")
+    soak: str | None = _option(None, "Instead of a proof: traffic for so long (72h, 3m), watching for leaks.")
+    json: Path | None = _option(None, "Write the proof as JSON.")
+    html: Path | None = _option(None, "Write the proof as one HTML page.")
+    save_result: Path | None = _option(None, "Write files as vllm bench serve and SPEED-Bench's harness do, into this folder.")
+    records: Path | None = _option(None, "Where the raw records go; unset: beside --json, or into the current folder.")
+    from_records: Path | None = _option(None, "Measure nothing: judge the raw records of an earlier measurement again.")
+
+
+def check(config: ProveConfig) -> None:
+    """Raise BadInputError for options that contradict each other."""
+    measured_apart = ("url", "baseline_url", "model", "draft", "soak", "certify", "quick", "records")
+    values = asdict(config)
+    given = ["--" + name.replace("_", "-") for name in measured_apart if values[name]]
+    if config.from_records is not None and given:
+        raise BadInputError(f"--from-records measures nothing, so {', '.join(given)} has no effect; leave it out")
+    if config.url is not None and config.draft is not None:
+        raise BadInputError("--draft is for a server that is started here; with --url, start that server with the drafter")
+    if config.baseline_url is not None and config.url is None:
+        raise BadInputError("--baseline-url compares two servers that run; give --url as well")
+    if config.soak is not None and (config.json or config.html or config.save_result or config.certify or config.quick):
+        raise BadInputError("--soak is a run of its own: leave out --quick, --certify, --json, --html and --save-result")
+    for name, path in (("json", config.json), ("html", config.html), ("records", config.records)):
+        if path is not None and path.is_dir():
+            raise BadInputError(f"--{name} {path} is a folder; name a file")
+        if path is not None and not path.absolute().parent.is_dir():
+            raise BadInputError(f"--{name} {path}: there is no folder {path.absolute().parent}; create it first")
+
+
+def plan_of(config: ProveConfig, url: str, dataset: Dataset) -> Plan:
+    """The measurement that is asked for. Raises BadInputError for values out of range."""
+    concurrencies = _QUICK_CONCURRENCY if config.quick else _FULL_CONCURRENCY
+    if config.concurrency is not None:
+        concurrencies = whole_numbers("concurrency", config.concurrency)
+    return Plan(
+        base_url=url,
+        dataset=dataset,
+        baseline_url=config.baseline_url,
+        model=config.model if config.url is not None else None,
+        api_key=config.api_key,
+        concurrencies=concurrencies,
+        rates_per_s=() if config.rate is None else (config.rate,),
+        num_blocks=config.num_blocks,
+        max_tokens=config.max_tokens or (QUICK_TOKENS if config.quick else FULL_TOKENS),
+        temperature=config.temperature,
+        seed=config.seed,
+        draft_lengths=() if config.draft_lengths == "auto" else whole_numbers("draft-lengths", config.draft_lengths),
+        timeout_s=config.timeout,
+        ignore_eos=config.ignore_eos,
+    )
+
+
+def certify_options_of(config: ProveConfig) -> CertifyOptions:
+    return CertifyOptions(
+        baseline_url=config.baseline_url,
+        model=config.model if config.url is not None else None,
+        api_key=config.api_key,
+        seed=config.seed,
+        timeout_s=config.timeout,
+    )
+
+
+def num_prompts_of(config: ProveConfig) -> int | None:
+    """Requests per category; None for all."""
+    return config.num_prompts if config.num_prompts is not None else QUICK_PROMPTS if config.quick else None
+
+
+def whole_numbers(name: str, text: str) -> tuple[int, ...]:
+    """`1,4,16` as numbers, each once. Raises BadInputError."""
+    parts = [part.strip() for part in text.split(",")]
+    if len(parts) > _MAX_POINTS:
+        raise BadInputError(f"--{name} has {len(parts)} values, limit {_MAX_POINTS}")
+    if not all(part.isdecimal() and part.isascii() and len(part) < 10 for part in parts):
+        raise BadInputError(f"--{name} {text[:80]} is not a list of whole numbers such as 1,4,16")
+    return tuple(dict.fromkeys(int(part) for part in parts))

@@ -1,0 +1,96 @@
+"""Traditional against accelerated, as both the page and the terminal show it: one row per measure, per point of the sweep."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import cast
+
+from paceline.prove.record import Arm
+from paceline.prove.report.words import NONE, TIMES, arm_of, cell_of, concurrencies, interval, number, significant, times
+from paceline.prove.results import ArmSummary, Proof
+
+_VISIBLE_CHANGE = 0.005  # below half a per cent both are called the same
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line: two figures as text and what came of it."""
+
+    label: str
+    baseline: str
+    speculative: str
+    improvement: str
+    is_better: bool | None  # None: the same, or not to be judged
+
+
+@dataclass(frozen=True, slots=True)
+class _Measure:
+    label: str
+    value: Callable[[ArmSummary], float | None]
+    is_time: bool  # lower is better
+
+
+_MEASURES = (
+    _Measure("first token, median (ms)", lambda arm: arm.ttft_ms and arm.ttft_ms.p50, True),
+    _Measure("first token, 95th percentile (ms)", lambda arm: arm.ttft_ms and arm.ttft_ms.p95, True),
+    _Measure("each further token, median (ms)", lambda arm: arm.tpot_ms and arm.tpot_ms.p50, True),
+    _Measure("whole answer, median (ms)", lambda arm: arm.e2e_ms and arm.e2e_ms.p50, True),
+    _Measure("speed of one answer (tokens/s)", lambda arm: arm.user_tps, False),
+    _Measure("throughput (tokens/s)", lambda arm: arm.output_tps, False),
+    _Measure("throughput (requests/s)", lambda arm: arm.requests_per_s, False),
+)
+
+
+def comparison(proof: Proof) -> list[tuple[int, list[Row]]]:
+    """(concurrency, rows) for each point where something was measured."""
+    return [(concurrency, list(_rows(proof, concurrency))) for concurrency in concurrencies(proof)]
+
+
+def _rows(proof: Proof, concurrency: int) -> Iterator[Row]:
+    cell = cell_of(proof, concurrency)
+    if cell is not None:
+        low, high = cell.ci95
+        verdict = True if low > 1 else False if high < 1 else None
+        yield Row("speed over the same tokens", times(1.0), times(cell.ratio), f"95 % interval {interval(cell.ci95)}", verdict)
+    plain, fast = arm_of(proof, Arm.BASELINE, concurrency), arm_of(proof, Arm.SPECULATIVE, concurrency)
+    for measure in _MEASURES:
+        before = None if plain is None else measure.value(plain)
+        after = None if fast is None else measure.value(fast)
+        if before is not None or after is not None:
+            yield Row(measure.label, significant(before), significant(after), *improvement(before, after, measure.is_time))
+    yield from _utilisation_rows(proof, concurrency)
+
+
+def improvement(before: float | None, after: float | None, is_time: bool) -> tuple[str, bool | None]:
+    """What became of a figure, in words, and whether that is better; a ratio of nothing is NONE."""
+    if before is None or after is None or not (math.isfinite(before) and math.isfinite(after)) or before <= 0 or after <= 0:
+        return NONE, None
+    change = after / before - 1
+    if abs(change) < _VISIBLE_CHANGE:
+        return "the same", None
+    if is_time:
+        return f"{abs(change) * 100:.0f} % {'longer' if change > 0 else 'shorter'}", change < 0
+    if change >= 1:
+        return f"{after / before:.1f}{TIMES} as much", True
+    return f"{abs(change) * 100:.0f} % {'more' if change > 0 else 'less'}", change > 0
+
+
+def _utilisation_rows(proof: Proof, concurrency: int) -> Iterator[Row]:
+    """How busy the device was, by the counter that was read; not judged, for busy is neither good nor bad by itself.
+
+    `environment["utilisation"]` holds entries {counter, concurrency, baseline, speculative}, in per cent.
+    """
+    entries = proof.environment.get("utilisation")
+    shown = False
+    for entry in cast(list[Mapping[str, object]], entries) if isinstance(entries, list) else ():
+        if entry.get("concurrency") == concurrency:
+            yield Row(
+                f"utilisation (%): {entry.get('counter')}", _percent(entry.get("baseline")), _percent(entry.get("speculative")), NONE, None
+            )
+            shown = True
+    if not shown:
+        yield Row("utilisation (%)", NONE, NONE, "no counter was readable", None)
+
+
+def _percent(value: object) -> str:
+    return number(float(value), 0) if isinstance(value, int | float) else NONE

@@ -1,0 +1,121 @@
+"""How busy a server on this machine was while an arm ran: CPU time of its processes from /proc, sampled beside the measurement.
+
+"Utilisation" without its counter means nothing, so the counter's name goes with the figure. A server on another machine has none here.
+"""
+
+import asyncio
+import bisect
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from paceline.prove.judgement import Utilisation
+from paceline.prove.record import Arm, BlockRun, Phase
+
+_INTERVAL_S = 0.5
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+_PROC = Path("/proc")
+
+Readout = Callable[[], float | None]
+
+
+def cpu_seconds(pid: int, proc: Path = _PROC) -> float | None:
+    """CPU time of a process and of all that descend from it, those that ended and were waited for included; None if it is gone."""
+    own: dict[int, int] = {}
+    children: dict[int, list[int]] = {}
+    for folder in proc.glob("[0-9]*"):
+        try:
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        number = int(folder.name)
+        own[number] = sum(map(int, fields[11:15]))  # user and system time, of itself and of children that it waited for
+        children.setdefault(int(fields[1]), []).append(number)
+    if pid not in own:
+        return None
+    ticks, waiting = 0, [pid]
+    while waiting:
+        number = waiting.pop()
+        ticks += own[number]
+        waiting += children.get(number, [])
+    return ticks / _TICKS_PER_S
+
+
+@dataclass(slots=True)
+class Sampler:
+    """Reads a cumulative counter of busy seconds twice a second, as an async context manager around a measurement."""
+
+    read: Readout
+    num_cores: int
+    clock: Callable[[], float] = time.monotonic  # the clock of the records
+    times_s: list[float] = field(default_factory=list[float])
+    busy_s: list[float] = field(default_factory=list[float])
+    _task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self._sample())
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        assert self._task is not None
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+    async def _sample(self) -> None:
+        while True:
+            busy_s = await asyncio.to_thread(self.read)  # reading /proc must not make chunks wait
+            if busy_s is not None:
+                self.add(self.clock(), busy_s)
+            await asyncio.sleep(_INTERVAL_S)
+
+    def add(self, time_s: float, busy_s: float) -> None:
+        self.times_s.append(time_s)
+        self.busy_s.append(busy_s)
+
+    @property
+    def counter(self) -> str:
+        return f"CPU time of the server's processes, of {self.num_cores} cores"
+
+    def percent(self, runs: Sequence[BlockRun]) -> float | None:
+        """Busy share of all cores over the runs together; None where the samples do not cover them."""
+        spans = [(self._at(run.start_s), self._at(run.end_s), run.end_s - run.start_s) for run in runs]
+        busy_s = sum(end - start for start, end, _ in spans if start is not None and end is not None)
+        wall_s = sum(length for start, end, length in spans if start is not None and end is not None)
+        return 100 * busy_s / (wall_s * self.num_cores) if wall_s > 0 else None
+
+    def _at(self, time_s: float) -> float | None:
+        """The counter at a time, between two samples by a straight line."""
+        place = bisect.bisect_left(self.times_s, time_s)
+        if place == len(self.times_s) or (place == 0 and self.times_s[0] != time_s):
+            return None
+        if self.times_s[place] == time_s:
+            return self.busy_s[place]
+        before_s, after_s = self.times_s[place - 1], self.times_s[place]
+        share = (time_s - before_s) / (after_s - before_s)
+        return self.busy_s[place - 1] + share * (self.busy_s[place] - self.busy_s[place - 1])
+
+
+def by_arm(samplers: dict[Arm, Sampler], runs: Sequence[BlockRun]) -> dict[Arm, Utilisation]:
+    """Over all measured blocks of each arm, for the criteria."""
+    found: dict[Arm, Utilisation] = {}
+    for arm, sampler in samplers.items():
+        percent = sampler.percent([run for run in runs if run.arm == arm and run.phase == Phase.MEASURE])
+        if percent is not None:
+            found[arm] = Utilisation(percent, sampler.counter)
+    return found
+
+
+def by_concurrency(samplers: dict[Arm, Sampler], runs: Sequence[BlockRun]) -> list[dict[str, object]]:
+    """For the comparison in the report: {counter, concurrency, baseline, speculative} in per cent."""
+    entries: list[dict[str, object]] = []
+    for concurrency in sorted({run.concurrency for run in runs if run.phase == Phase.MEASURE}):
+        chosen = [run for run in runs if run.phase == Phase.MEASURE and run.concurrency == concurrency]
+        shares = {arm.value: sampler.percent([run for run in chosen if run.arm == arm]) for arm, sampler in samplers.items()}
+        counters = sorted({sampler.counter for sampler in samplers.values()})
+        if any(share is not None for share in shares.values()):
+            entries.append({"concurrency": concurrency, "counter": "; ".join(counters), **shares})
+    return entries

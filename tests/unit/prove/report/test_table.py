@@ -1,0 +1,61 @@
+"""The tables in the terminal: the figures, and nothing that steers the terminal."""
+
+from dataclasses import replace
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from paceline.prove.report.comparison import improvement
+from paceline.prove.report.table import print_proof
+from paceline.prove.results import Proof, Verdict
+from tests.fakes.made_proof import made_environment, made_proof
+
+
+def printed(proof: Proof, width: int = 120) -> str:
+    stream = StringIO()
+    print_proof(proof, Console(file=stream, width=width, color_system=None))
+    return stream.getvalue()
+
+
+def test_it_ends_with_the_verdict_and_its_reasons() -> None:
+    lines = printed(made_proof()).rstrip().splitlines()
+    assert lines[-2].startswith("PASS: ")
+    assert "Holm" in lines[-1]
+    text = "\n".join(lines)
+    for words in ("not SPEED-Bench", "first token, median (ms)", "multilingual", "not met", "1.36", "utilisation", "identical"):
+        assert words in text
+
+
+@pytest.mark.parametrize("verdict", list(Verdict))
+def test_each_verdict_without_any_figure(verdict: Verdict) -> None:
+    assert f"{verdict.value}: " in printed(Proof(verdict, (), {}, (), (), (), None, ()))
+
+
+def test_text_of_others_neither_steers_the_terminal_nor_is_taken_for_markup() -> None:
+    nasty = "[bold red]x[/] [/nothing] \x1b]0;title\x07"
+    proof = made_proof()
+    environment = made_environment() | {"warnings": [nasty], "dataset": {"label": nasty, "sha256": nasty}}
+    cells = tuple(replace(cell, category=nasty) if cell.category == "qa" else cell for cell in proof.speedup)
+    text = printed(replace(proof, reasons=(nasty,), environment=environment, speedup=cells))
+    assert "\x1b" not in text
+    assert "\x07" not in text
+    assert text.count("[bold red]x[/] [/nothing]") >= 4
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "is_time", "words", "is_better"),
+    [
+        (100.0, 80.0, True, "20 % shorter", True),
+        (100.0, 130.0, True, "30 % longer", False),
+        (10.0, 15.0, False, "50 % more", True),
+        (10.0, 9.0, False, "10 % less", False),
+        (10.0, 25.0, False, "2.5\u00d7 as much", True),
+        (10.0, 10.01, False, "the same", None),
+        (None, 10.0, False, "\u2013", None),
+        (0.0, 10.0, False, "\u2013", None),
+        (float("nan"), 10.0, True, "\u2013", None),
+    ],
+)
+def test_an_improvement_in_words(before: float | None, after: float | None, is_time: bool, words: str, is_better: bool | None) -> None:
+    assert improvement(before, after, is_time) == (words, is_better)

@@ -1,0 +1,66 @@
+"""The options of a proof: their defaults, and what contradicts itself."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import BadInputError
+from paceline.prove.options import ProveConfig, certify_options_of, check, num_prompts_of, plan_of, whole_numbers
+from tests.fakes.made_records import made_dataset
+
+DATASET = made_dataset()
+URL = "http://127.0.0.1:1"
+
+
+def test_the_quick_proof_is_small_and_the_full_one_is_not() -> None:
+    quick, full = (plan_of(ProveConfig(quick=is_quick), URL, DATASET) for is_quick in (True, False))
+    assert (quick.concurrencies, quick.max_tokens, num_prompts_of(ProveConfig(quick=True))) == ((1, 4), 96, 4)
+    assert (full.concurrencies, full.max_tokens, num_prompts_of(ProveConfig())) == ((1, 4, 16), 256, None)
+
+
+def test_what_is_given_wins_over_the_quick_proofs_own() -> None:
+    config = ProveConfig(quick=True, concurrency="2, 8,2", max_tokens=7, num_prompts=3, draft_lengths="1,3", rate=0.5, seed=9)
+    plan = plan_of(config, URL, DATASET)
+    assert (plan.concurrencies, plan.max_tokens, plan.draft_lengths, plan.rates_per_s, plan.seed) == ((2, 8), 7, (1, 3), (0.5,), 9)
+    assert num_prompts_of(config) == 3
+
+
+def test_a_model_names_one_of_the_servers_or_the_one_to_start() -> None:
+    assert plan_of(ProveConfig(url=URL, model="m"), URL, DATASET).model == "m"
+    assert plan_of(ProveConfig(model="some/folder"), URL, DATASET).model is None
+    assert certify_options_of(ProveConfig(model="some/folder")).model is None
+
+
+@pytest.mark.parametrize("text", ["", "1,", "a", "1.5", "-1", "1e3", "\u0663", "9" * 10, ",".join(["1"] * 65)])
+def test_lists_of_numbers_are_checked(text: str) -> None:
+    with pytest.raises(BadInputError, match="--concurrency"):
+        whole_numbers("concurrency", text)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (ProveConfig(from_records=Path("x"), url=URL, quick=True), "--url, --quick has no effect"),
+        (ProveConfig(url=URL, draft="ngram"), "--draft"),
+        (ProveConfig(baseline_url=URL), "--baseline-url"),
+        (ProveConfig(soak="3m", html=Path("x.html")), "--soak"),
+        (ProveConfig(json=Path("/no/such/folder/x.json")), "create it"),
+        (ProveConfig(html=Path("/")), "is a folder"),
+    ],
+)
+def test_contradictions_are_told_before_anything_starts(config: ProveConfig, words: str) -> None:
+    with pytest.raises(BadInputError, match=words):
+        check(config)
+
+
+def test_sound_options_pass() -> None:
+    check(ProveConfig())
+    check(ProveConfig(url=URL, baseline_url=URL, quick=True, json=Path("x.json")))
+    check(ProveConfig(from_records=Path("x"), criteria="source", html=Path("x.html")))
+
+
+@pytest.mark.parametrize("change", [{"max_tokens": -1}, {"temperature": -1.0}, {"num_blocks": 0}, {"timeout": 0.0}, {"rate": 0.0}])
+def test_values_out_of_range_are_refused(change: dict) -> None:
+    with pytest.raises(BadInputError):
+        plan_of(replace(ProveConfig(), **change), URL, DATASET)
