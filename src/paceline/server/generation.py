@@ -46,6 +46,7 @@ class Tally:
                 self.counted.count_drafts(delta.num_drafted, len(delta.token_ids) - 1)
         elif delta.token_ids:
             self.counted.num_plain_steps += 1
+            self.counted.num_control_steps += delta.is_control
         self.last_s = now_s
         self.num_output_tokens += text.num_tokens
         if delta.stats is not None:
@@ -267,6 +268,7 @@ async def _merge(
 
 def _add(total: DraftStats, part: DraftStats) -> None:
     total.num_plain_steps += part.num_plain_steps
+    total.num_control_steps += part.num_control_steps
     for num_drafted, histogram in part.histograms_by_draft_length.items():
         for num_accepted, num_steps in enumerate(histogram):
             total.count_drafts(num_drafted, num_accepted, num_steps)
