@@ -165,3 +165,13 @@ def test_second_identical_prompt_hits_the_prefix_cache(real_server: RunningServe
 
 def test_health_is_up(real_server: RunningServer) -> None:
     assert real_server.get("/health")[0] == 200
+
+
+def test_cached_prefixes_are_shared_within_one_salt_only(real_server: RunningServer) -> None:
+    body = {"model": DEFAULT_MODEL, "prompt": list(range(1000, 1100)), "temperature": 0, "max_tokens": 4, "return_token_ids": True}
+    salts = ("one", "one", "another", None, None)
+    answers = [json.loads(json.dumps(real_server.post("/v1/completions", {**body, "cache_salt": salt}))) for salt in salts]
+    cached = [answer["usage"]["prompt_tokens_details"]["cached_tokens"] > 0 for answer in answers]
+    assert cached == [False, True, False, False, True]
+    assert {tuple(answer["choices"][0]["token_ids"]) for answer in answers} == {tuple(answers[0]["choices"][0]["token_ids"])}
+    assert len(answers[0]["choices"][0]["token_ids"]) == 4

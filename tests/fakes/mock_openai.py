@@ -32,6 +32,7 @@ class Behaviour:
     has_counters: bool = True
     counter_factor: float = 1.0  # what the counters of drafts are multiplied by
     refuses_unknown: bool = False
+    is_exact: bool = True  # whether drafts leave the answer as it is
     api_key: str | None = None
     step_s: float = 0.0
     num_answer_tokens: int = 40  # of an answer that ends by itself
@@ -153,7 +154,8 @@ class _Reply:
         self._behaviour = server.behaviour
         self._fault = next((fault for word, fault in self._behaviour.faults.items() if word in asked.question), "")
         self._has_usage = self._behaviour.has_usage and self._fault != "no_usage"
-        digest = hashlib.sha256(json.dumps([self._body["messages"], self._body.get("seed")]).encode()).digest()
+        key = [self._body["messages"], self._body.get("seed"), not self._behaviour.is_exact and self._body.get("max_draft_length")]
+        digest = hashlib.sha256(json.dumps(key).encode()).digest()
         number = min(self._body["max_tokens"], self._behaviour.num_answer_tokens + digest[0] % 8)
         self._tokens = [digest[place % 32] % len(_WORDS) for place in range(number)]
         self._digest = digest

@@ -180,3 +180,13 @@ def test_every_case_has_a_public_reference() -> None:
     for row in case_rows():
         assert re.search(r"[\w.-]+#\d+|^the same|^\(", row[0]), row
         assert all(row), row
+
+
+def test_the_referees_wheel_asks_for_what_the_whole_project_asks_for() -> None:
+    referee = tomllib.loads((ROOT / "packaging/paceline-prove/pyproject.toml").read_text())["project"]
+    project = PYPROJECT["project"]
+    ours = {Requirement(text).name: text for text in (*project["dependencies"], *project["optional-dependencies"]["prove"])}
+    assert {Requirement(text).name: text for text in referee["dependencies"]}.items() <= ours.items()
+    assert {Requirement(text).name for text in project["optional-dependencies"]["prove"]} <= {
+        Requirement(text).name for text in referee["dependencies"]
+    }

@@ -35,7 +35,7 @@ def prove(*, config: ProveConfig = ProveConfig()) -> int:  # noqa: B008 - frozen
     if config.from_records is not None:
         from paceline.prove.run import judge_again
 
-        return _report(judge_again(config.from_records), config)
+        return _report(judge_again(config.from_records, config.criteria), config)
     if config.soak is not None:
         return _soak(config)
     from paceline.prove.environment import own_command

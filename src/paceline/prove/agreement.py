@@ -12,6 +12,7 @@ from paceline.prove.counters import GENERATION_COUNTERS, NUM_ACCEPTED_TOKENS, NU
 from paceline.prove.record import Acceptance, Arm, BlockRun, Phase, RequestRecord
 
 TOLERANCE = 0.01
+MIN_COUNT = 100  # counts below this may differ by more than a hundredth through a single step
 
 
 class Account(StrEnum):
@@ -20,7 +21,7 @@ class Account(StrEnum):
     BASELINE = "baseline"  # it has drafts, and is none
     CHUNKS = "chunks"
     COUNTERS = "counters"
-    TRAFFIC = "traffic"  # the server made more tokens than were asked for here: somebody else used it
+    TRAFFIC = "traffic"  # the server made other tokens than those that came here: somebody else used it
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,11 @@ def _drafts_in_baseline(records: Sequence[RequestRecord]) -> Iterable[Disagreeme
     baseline = [record for record in records if record.arm is Arm.BASELINE]
     num_drafted = sum(record.acceptance is not None and record.acceptance.num_spec_steps > 0 for record in baseline)
     if num_drafted:
-        yield Disagreement(Account.BASELINE, f"{num_drafted:,} of {len(baseline):,} answers of the baseline were decoded with drafts")
+        yield Disagreement(
+            Account.BASELINE,
+            f"{num_drafted:,} of {len(baseline):,} answers of the baseline were decoded with drafts: it is no plain decoding; "
+            "give a server without a drafter as --baseline-url",
+        )
 
 
 def _chunk_lengths(records: Sequence[RequestRecord]) -> Iterable[Disagreement]:
@@ -97,11 +102,11 @@ def _chunk_lengths(records: Sequence[RequestRecord]) -> Iterable[Disagreement]:
         num_cut = acceptance.num_spec_tokens or max(len(acceptance.histogram) - 1, 1)
         num_wrong += max(excess - num_cut, -excess, 0)
         num_tokens += of_steps
-    if num_wrong > TOLERANCE * num_tokens:
+    if num_wrong > TOLERANCE * max(num_tokens, MIN_COUNT):
         yield Disagreement(
             Account.CHUNKS,
             f"tokens by the requests' own counts of drafts and by chunks differ by {num_wrong:,} of {num_tokens:,} "
-            f"({num_wrong / max(num_tokens, 1):.1%}, allowed is {TOLERANCE:.0%})",
+            f"more than {TOLERANCE:.0%}: its counts of drafts are wrong, and no acceptance length can be given",
         )
 
 
@@ -135,11 +140,11 @@ def _counters(arm: Arm, runs: Sequence[tuple[BlockRun, list[RequestRecord]]]) ->
     ):
         told = sum(_of(account, name) for _, accounts in comparable for account in accounts)
         counted = round(sum(_delta(run, name) for run, _ in comparable))
-        if abs(told - counted) > TOLERANCE * max(told, counted):
+        if _differ(told, counted):
             yield Disagreement(
                 Account.COUNTERS,
                 f"{arm} arm: its requests tell of {told:,} {field}, the server's counters of {counted:,} "
-                f"(allowed is a difference of {TOLERANCE:.0%})",
+                f"which is more than {TOLERANCE:.0%} apart: is somebody else using the server, or is one of its accounts wrong?",
             )
 
 
@@ -156,11 +161,16 @@ def _traffic(arm: Arm, runs: Sequence[tuple[BlockRun, list[RequestRecord]]]) -> 
         if name is not None:
             asked += sum(record.num_output_tokens for record in of_run)
             counted += round(_delta(run, name))
-    if counted - asked > TOLERANCE * counted:
+    if _differ(asked, counted):
         yield Disagreement(
             Account.TRAFFIC,
-            f"{arm} arm: the server made {counted:,} tokens while {asked:,} were asked for here; measure while nobody else uses it",
+            f"{arm} arm: by its counters the server made {counted:,} tokens while {asked:,} came here, more than {TOLERANCE:.0%} apart; "
+            "measure while nobody else uses it",
         )
+
+
+def _differ(one: float, other: float) -> bool:
+    return abs(one - other) > TOLERANCE * max(one, other, MIN_COUNT)
 
 
 def _delta(run: BlockRun, name: str) -> float:

@@ -175,8 +175,10 @@ class ChatClient:
     async def _fetch(self, method: str, path: str, body: bytes, timeout_s: float) -> tuple[int, bytes]:
         assert self._session is not None, "entered"
         try:
-            async with asyncio.timeout(timeout_s), self._session.request(method, self.base_url + path, data=body or None) as response:
-                return response.status, await _bounded(response.content)
+            async with asyncio.timeout(timeout_s):
+                # No redirects: the key is for this server, and what is measured must be what was named.
+                async with self._session.request(method, self.base_url + path, data=body or None, allow_redirects=False) as response:
+                    return response.status, await _bounded(response.content)
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             raise MissingError(
                 f"{self.base_url}{path} does not answer: {_failure(error, timeout_s)}; start the server (paceline serve) or give its --url"

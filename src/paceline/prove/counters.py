@@ -91,16 +91,20 @@ class Meter:
             return Scrape()
         return parse(body.decode(errors="replace")) if status == 200 else Scrape()
 
-    async def settled(self, before: Scrape, num_tokens: int, timeout_s: float = 2.0) -> Scrape:
-        """The counters once they include the `num_tokens` generated since `before`, or change no more: engines report now and then."""
+    async def settled(self, before: Scrape, num_tokens: int, timeout_s: float = 1.0) -> Scrape:
+        """The counters once they include the `num_tokens` generated since `before`: engines report now and then.
+
+        Gives up when they have stood still for `timeout_s`.
+        """
         name = next((name for name in GENERATION_COUNTERS if name in before.counters), None)
-        end_s = time.monotonic() + timeout_s
-        scrape = await self.read()
-        while name is not None and time.monotonic() < end_s:
-            if scrape.counters.get(name, 0.0) - before.counters[name] >= num_tokens:
+        scrape, changed_s = await self.read(), time.monotonic()
+        while name is not None and scrape.counters.get(name, 0.0) - before.counters[name] < num_tokens:
+            if time.monotonic() - changed_s > timeout_s:
                 break
             await asyncio.sleep(_POLL_S)
-            scrape = await self.read()
+            last, scrape = scrape, await self.read()
+            if scrape.counters != last.counters:
+                changed_s = time.monotonic()
         return scrape
 
     async def idle(self, timeout_s: float) -> Scrape:

@@ -15,6 +15,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 
 from paceline.errors import BadInputError
+from paceline.prove.agreement import different_answers
 from paceline.prove.client import NO_USAGE, Answer, Ask, ChatClient, Message
 from paceline.prove.counters import Meter
 from paceline.prove.datasets.prompt import Prompt
@@ -143,6 +144,12 @@ class _Work:
             self._warnings[
                 f"the measuring process was up to {self._lag.p99_ms:.1f} ms late (99th percentile): its own work is part of the times"
             ] += 1
+        if different := different_answers(self._records):
+            first = different[0]
+            self._warnings[
+                f"{len(different):,} questions were not answered alike in both arms (such as {first.question_id}, turn {first.turn + 1}, "
+                f"from character {first.num_same_chars} on): times are compared per token"
+            ] += 1
         warnings = tuple(text if number == 1 else f"{text} ({number:,} times)" for text, number in self._warnings.items())
         self._journal.add_note(warnings=warnings, is_complete=is_complete, loop_lag_p99_ms=self._lag.p99_ms)
         return Measurement(
@@ -253,7 +260,7 @@ class _Work:
     def _note_answer(self, answer: Answer) -> None:
         if answer.acceptance_fault is not None:
             self._warnings[f"{answer.acceptance_fault}; the account of that request is not used"] += 1
-        if answer.error is None and not answer.chunk_tokens:
+        if answer.error in (None, NO_USAGE) and not answer.chunk_tokens:
             self._warnings["the server does not say how many tokens a chunk holds, or its counts do not add up"] += 1
 
     def _advance(self, run: Run, num_requests: int) -> None:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import msgspec
 
@@ -21,7 +20,7 @@ from paceline.prove.criteria import Criteria, load_criteria
 from paceline.prove.datasets import subset
 from paceline.prove.datasets.load import load
 from paceline.prove.datasets.prompt import Dataset
-from paceline.prove.environment import environment, is_on_this_machine, num_cores
+from paceline.prove.environment import environment, num_cores
 from paceline.prove.journal import Journal
 from paceline.prove.judgement import Judgement, JudgeOptions, Utilisation
 from paceline.prove.measure import measure
@@ -30,6 +29,7 @@ from paceline.prove.plan import Measurement, Plan, Progress
 from paceline.prove.record import Arm, Phase
 from paceline.prove.recorded import note_before, note_certificate, note_environment, read_recorded
 from paceline.prove.results import Certificate, Criterion, Proof, Verdict
+from paceline.prove.soak_process import listening_pid
 from paceline.prove.verdict import judge
 
 Tell = Callable[[str, int, int, float | None], None]
@@ -117,13 +117,16 @@ async def prove(job: Job, tell: Tell) -> Outcome:
     return judge_again(job.records)
 
 
-def judge_again(path: Path) -> Outcome:
-    """The proof that follows from raw records. Raises NotFoundError or BadInputError for a file that is none."""
+def judge_again(path: Path, criteria: str | None = None) -> Outcome:
+    """The proof that follows from raw records, with the thresholds of then unless others are given.
+
+    Raises NotFoundError or BadInputError for a file that is none.
+    """
     recorded = read_recorded(path)
     measurement, told = recorded.measurement, dict(recorded.environment)
     found = told.pop("utilisation_by_arm", None)
     options = JudgeOptions(recorded.dataset.prompts, recorded.is_quick, utilisation=_utilisation(found))
-    judgement = _judged(measurement, recorded.criteria, options)
+    judgement = _judged(measurement, criteria or recorded.criteria, options)
     return Outcome(_proof(judgement, measurement, recorded.certificate, told), measurement, recorded.dataset)
 
 
@@ -136,17 +139,10 @@ def _samplers(job: Job, plan: Plan) -> dict[Arm, utilisation.Sampler]:
     urls = {Arm.SPECULATIVE: plan.base_url, Arm.BASELINE: plan.baseline_url or plan.base_url}
     samplers: dict[str, utilisation.Sampler] = {}
     for url in dict.fromkeys(urls.values()):
-        pid = job.pid if url == job.url else None
-        if pid is None and is_on_this_machine(url):
-            pid = utilisation.listening_pid(_port(url))
+        pid = job.pid if job.pid is not None and url == job.url else listening_pid(url)
         if pid is not None:
             samplers[url] = utilisation.Sampler(partial(utilisation.cpu_seconds, pid), num_cores())
     return {arm: samplers[url] for arm, url in urls.items() if url in samplers}
-
-
-def _port(url: str) -> int:
-    parts = urlsplit(url)
-    return parts.port or (443 if parts.scheme == "https" else 80)
 
 
 async def _certificate(job: Job, tell: Tell) -> Certificate | None:

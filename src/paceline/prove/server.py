@@ -23,7 +23,14 @@ _FIELDS: dict[str, object] = {  # beyond OpenAI's, with values that fit a probe
     "return_spec_tokens_details": True,  # SGLang's account of drafts
     "cache_prompt": False,  # llama.cpp's prefix cache
 }
-_KINDS = {"paceline": "paceline", "vllm": "vllm", "sglang": "sglang", "llamacpp": "llama.cpp", "llama.cpp": "llama.cpp"}
+_KINDS = {
+    "paceline": "paceline",
+    "me": "llama-cpp-python",
+    "vllm": "vllm",
+    "sglang": "sglang",
+    "llamacpp": "llama.cpp",
+    "llama.cpp": "llama.cpp",
+}
 _REFUSED = (400, 422)
 _PROBE_TOKENS = 24
 # Long enough for a page or two of any prefix cache, and easy to draft for.
@@ -66,7 +73,7 @@ async def examine(client: ChatClient, meter: Meter, model: str | None, probes_eo
 def request_fields(facts: ServerFacts, wanted: Mapping[str, object]) -> tuple[dict[str, object], dict[str, object]]:
     """(fields of the body, stream options) for one request: of those `wanted` what the server takes, and what makes it say more."""
     always: dict[str, object] = {"return_spec_tokens_details": True, "cache_prompt": False}
-    if not facts.has_chunk_usage and CHUNK_USAGE not in facts.optional_fields:
+    if not facts.has_chunk_usage:
         always["return_token_ids"] = True  # for the counts alone
     fields = {name: value for name, value in {**always, **wanted}.items() if name in facts.optional_fields}
     if "cache_prompt" in fields and facts.kind != "llama.cpp":

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from paceline.errors import BadInputError
 from paceline.prove.results import Verdict
 
-MIN_DURATION_S = 10.0
+MIN_DURATION_S = 2.0
 MAX_DURATION_S = 30 * 86_400.0
 _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
@@ -96,5 +96,5 @@ def parse_duration(text: str) -> float:
         raise BadInputError(f"the duration {text[:40]!r} is not like 72h, 3m or 90s", param="soak")
     duration_s = sum(float(number) * _UNITS_S[unit] for number, unit in parts)
     if not MIN_DURATION_S <= duration_s <= MAX_DURATION_S:
-        raise BadInputError(f"the duration {text} is outside 10s to 30d", param="soak")
+        raise BadInputError(f"the duration {text} is outside 2s to 30d", param="soak")
     return duration_s

@@ -19,31 +19,8 @@ from paceline.prove.record import Arm, BlockRun, Phase
 _INTERVAL_S = 0.5
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 _PROC = Path("/proc")
-_TCP_LISTEN = "0A"
 
 Readout = Callable[[], float | None]
-
-
-def listening_pid(port: int, proc: Path = _PROC) -> int | None:
-    """The process that listens on a TCP port of this machine, or None: nobody, not ours to see, or no /proc."""
-    inodes = {inode for name in ("tcp", "tcp6") for inode in _listening_inodes(proc / "net" / name, port)}
-    wanted = {f"socket:[{inode}]" for inode in inodes}
-    for folder in proc.glob("[0-9]*/fd") if wanted else ():
-        try:
-            if any(os.readlink(entry) in wanted for entry in folder.iterdir()):
-                return int(folder.parent.name)
-        except OSError:  # ended, or another user's
-            continue
-    return None
-
-
-def _listening_inodes(table: Path, port: int) -> list[str]:
-    try:
-        lines = table.read_text().splitlines()[1:]
-    except OSError:
-        return []
-    rows = [line.split() for line in lines]
-    return [row[9] for row in rows if row[3] == _TCP_LISTEN and int(row[1].rpartition(":")[2], 16) == port]
 
 
 def cpu_seconds(pid: int, proc: Path = _PROC) -> float | None:
@@ -128,7 +105,7 @@ def by_arm(samplers: dict[Arm, Sampler], runs: Sequence[BlockRun]) -> dict[Arm, 
     for arm, sampler in samplers.items():
         percent = sampler.percent([run for run in runs if run.arm == arm and run.phase == Phase.MEASURE])
         if percent is not None:
-            found[arm] = Utilisation(percent, sampler.counter)
+            found[arm] = Utilisation(percent, sampler.counter, device="cpu")
     return found
 
 

@@ -11,11 +11,11 @@ from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Scope
 
 from paceline import __version__
-from paceline.config import EngineConfig, ServerConfig, is_loopback
-from paceline.core.facts import EngineFacts
+from paceline.config import ServerConfig, is_loopback
 from paceline.errors import BadInputError, NotFoundError, PacelineError
 from paceline.metrics.prometheus import CONTENT_TYPE, Snapshot, render
 from paceline.metrics.requests import RequestMetrics
+from paceline.server.about import model_facts
 from paceline.server.anthropic.errors import error_body
 from paceline.server.anthropic.routes import MessagesRoutes
 from paceline.server.chat import Job, Preparation
@@ -78,7 +78,8 @@ class Server:
         self._config = config
         self._in_flight = in_flight
         self._preparation = Preparation(model_folder, engine.facts, self.model_name, config.engine.seed)
-        self._model = ServedModel(self.model_name, int(time.time()), engine.facts.max_model_len, _model_facts(engine.facts, config.engine))
+        told = model_facts(engine.facts, config.engine, model_folder)
+        self._model = ServedModel(self.model_name, int(time.time()), engine.facts.max_model_len, told)
         core = Core(self.model_name, self._preparation, in_flight, self.metrics, self._generation, self._refusal, self._error_response)
         self._messages = MessagesRoutes(core)
         self._responses = ResponseRoutes(core, ResponseStore(config.responses_memory_bytes))
@@ -253,19 +254,6 @@ class Server:
         self.metrics.error(error.kind)
         headers = {} if error.retry_after_s is None else {"retry-after": str(error.retry_after_s)}
         return _json(error.body if scope is None else error_body(error, scope), error.status, headers)
-
-
-def _model_facts(facts: EngineFacts, config: EngineConfig) -> dict[str, object]:
-    return {
-        "version": __version__,
-        "architecture": facts.architecture,
-        "device": facts.device,
-        "dtype": facts.dtype,
-        "drafter": facts.drafter,
-        "max_draft_length": facts.max_draft_length,
-        "verification": config.verification,
-        "enable_prefix_caching": config.enable_prefix_caching,
-    }
 
 
 def _verdict(health: Health) -> Response:

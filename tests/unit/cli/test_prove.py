@@ -60,7 +60,7 @@ def test_a_proof_is_printed_and_written(jobs: list[Job], tmp_path: Path, capsys:
 
 @pytest.mark.parametrize("verdict", list(Verdict))
 def test_each_verdict_has_its_exit_code(monkeypatch: pytest.MonkeyPatch, verdict: Verdict) -> None:
-    monkeypatch.setattr(run_module, "judge_again", lambda path: outcome(verdict))
+    monkeypatch.setattr(run_module, "judge_again", lambda path, criteria: outcome(verdict))
     code = {"PASS": 0, "FAIL": 1, "INVALID": 4, "INCONCLUSIVE": 5}[verdict.value]
     assert run(["prove", "--from-records", "x.jsonl"]) == code
 

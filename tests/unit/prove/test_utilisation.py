@@ -2,14 +2,13 @@
 
 import asyncio
 import os
-import socket
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from paceline.prove.record import Arm, Phase
-from paceline.prove.utilisation import Sampler, by_arm, by_concurrency, cpu_seconds, listening_pid
+from paceline.prove.utilisation import Sampler, by_arm, by_concurrency, cpu_seconds
 from tests.fakes.made_records import made_dataset, made_measurement
 
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -38,16 +37,6 @@ def test_this_process_has_used_some_and_uses_more() -> None:
     assert before is not None
     assert after is not None
     assert after > before > 0
-
-
-def test_who_listens_on_a_port_is_found() -> None:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-        assert listening_pid(port) is None, "bound is not listening"
-        listener.listen()
-        assert listening_pid(port) == os.getpid()
-    assert listening_pid(port) is None
 
 
 def sampler_with(share: dict[Arm, float]) -> Sampler:

@@ -3,6 +3,7 @@
 What could not be measured is null, never a zero or a NaN.
 """
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,9 @@ def read_document(path: Path) -> Proof:
     try:
         document: Json = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
         document["criteria"] = [_renamed(entry, "pass", "passed") for entry in document["criteria"]]
+        document["speedup"] = [
+            entry | {"ci95": [math.nan if end is None else end for end in entry["ci95"]]} for entry in document["speedup"]
+        ]
         return msgspec.convert(document, Proof)
     except OSError as error:
         raise BadInputError(f"{path}: {error.strerror}") from None

@@ -6,7 +6,17 @@ from paceline.prove.report.comparison import comparison
 from paceline.prove.report.markup import visible
 from paceline.prove.report.plots import category_order
 from paceline.prove.report.sections import data_lines, warning_lines
-from paceline.prove.report.words import at_concurrency, cell_of, certificate_sentence, concurrencies, number, sentence, significant, times
+from paceline.prove.report.words import (
+    at_concurrency,
+    cell_of,
+    certificate_sentence,
+    concurrencies,
+    interval,
+    sentence,
+    significant,
+    threshold_parts,
+    times,
+)
 from paceline.prove.results import OVERALL, Proof, Verdict
 
 if TYPE_CHECKING:
@@ -72,7 +82,7 @@ def _print_speedups(proof: Proof, console: "Console") -> None:
                 continue
             low, high = cell.ci95
             tone = "green" if low > 1 else "red" if high < 1 else ""
-            texts.append(Text(f"{times(cell.ratio)}  {number(low)} to {number(high)}", tone))
+            texts.append(Text(f"{times(cell.ratio)}  {interval(cell.ci95)}", tone))
         is_all = category == OVERALL
         table.add_row(Text("all together" if is_all else visible(category), "bold" if is_all else ""), *texts)
     console.print()
@@ -92,7 +102,8 @@ def _print_criteria(proof: Proof, console: "Console") -> None:
     table.add_column("")
     words = {True: Text("met", "green"), False: Text("not met", "red"), None: Text("not measured", "dim")}
     for one in proof.criteria:
-        table.add_row(Text(visible(one.name)), Text(visible(one.threshold)), significant(one.value), words[one.passed])
+        bound, _ = threshold_parts(visible(one.threshold))
+        table.add_row(Text(visible(one.name)), Text(bound), significant(one.value), words[one.passed])
     console.print()
     console.print(table)
 

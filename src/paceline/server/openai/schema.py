@@ -80,6 +80,7 @@ _SPECULATION = _object(
 )
 _MODEL = _object(
     dict.fromkeys(("version", "architecture", "device", "dtype", "drafter", "verification"), _STRING)
+    | dict.fromkeys(("torch", "model_sha256", "draft_sha256"), _STRING)
     | {"max_draft_length": _COUNT, "enable_prefix_caching": _BOOLEAN},
     id=_STRING,
     object={"const": "model"},

@@ -1,6 +1,7 @@
 """The JSON: the fixed keys, null for what is missing, and a way back."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -61,6 +62,15 @@ def test_what_is_not_finite_is_null_so_that_every_reader_takes_it(tmp_path: Path
     document = json.loads((tmp_path / "prove.json").read_text(), parse_constant=refuse)
     assert document["speedup"][0]["projected_ratio"] is None
     assert document["speedup"][0]["simultaneous_high"] is None
+
+
+def test_an_interval_without_an_end_comes_back_as_one(tmp_path: Path) -> None:
+    proof = made_proof()
+    cell = replace(proof.speedup[0], ci95=(0.0, float("inf")))
+    write_document(replace(proof, speedup=(cell,)), tmp_path / "prove.json")
+    (found,) = read_document(tmp_path / "prove.json").speedup
+    assert found.ci95[0] == 0.0
+    assert math.isnan(found.ci95[1])
 
 
 @pytest.mark.parametrize("content", [b"", b"[1]", b"{}", b'{"verdict": "PASS"}', b"\xff\xfe", b'{"verdict": "MAYBE", "criteria": []}'])
