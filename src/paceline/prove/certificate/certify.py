@@ -153,7 +153,8 @@ def _certificate(offer: _Offer, greedy: Comparison, seeded: Comparison, laws: La
     if num_draft_tokens == 0:
         unknown.append("no draft was verified in any compared answer: speculation is off, or its drafter found nothing")
     unknown += [
-        f"{test.option}: a draft was verified in only {test.num_drafted} of {test.num_samples} samples"
+        f"{test.option}: a draft was verified in only {test.num_drafted} of {test.num_samples} samples; where the server "
+        "chooses whether to draft, start it so that it always does (--speculation on)"
         for test in tests
         if test.num_drafted is not None and test.num_drafted < MIN_CONTEXT_SAMPLES
     ]
