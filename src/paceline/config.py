@@ -36,6 +36,9 @@ class EngineConfig:
     draft: str = _setting("ngram", "Who proposes tokens: none, ngram, or a model (name, folder or .gguf file).")
     max_draft_length: int = _setting(5, "Most tokens proposed per step (K).", low=0, high=64)
     speculation: Literal["auto", "on", "off"] = _setting("auto", "Off loads no drafter.")
+    control_share: float = _setting(
+        0.02, "Share of the time in which no request drafts, to measure what drafting gains; 0 measures nothing.", low=0, high=0.5
+    )
     verification: Literal["coupled", "ratio"] = _setting("coupled", "Rule that accepts drafts; coupled gives the tokens of plain decoding.")
     max_model_len: int | None = _setting(
         None, "Prompt and output tokens of one request; unset: the model's limit, cut to what the KV memory holds.", low=2, high=2**27

@@ -23,7 +23,6 @@ from paceline.prove.options import ProveConfig
 ABSENT = {
     "api_key": "no keys; it listens on this machine only",
     "api_keys_file": "no keys; it listens on this machine only",
-    "control_share": "no switchback measurement",
     "gpu_memory_utilization": "CPU memory, set by --kv-cache-memory-bytes",
     "kv_cache_dtype": "KV in float32",
     "metrics_port": "/metrics on --port",

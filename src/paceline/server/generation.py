@@ -45,6 +45,7 @@ class Tally:
             self._count_drafted_step(delta)
         elif delta.token_ids:
             self.counted.num_plain_steps += 1
+            self.counted.num_control_steps += delta.is_control
         self.last_s = now_s
         self.num_output_tokens += text.num_tokens
         if delta.stats is not None:
@@ -279,6 +280,7 @@ async def _merge(
 def _add(total: DraftStats, part: DraftStats) -> None:
     total.num_spec_steps += part.num_spec_steps
     total.num_plain_steps += part.num_plain_steps
+    total.num_control_steps += part.num_control_steps
     total.num_draft_tokens += part.num_draft_tokens
     total.num_accepted_tokens += part.num_accepted_tokens
     total.accepted_histogram.extend([0] * (len(part.accepted_histogram) - len(total.accepted_histogram)))

@@ -38,8 +38,9 @@ def distinct_output(driver: Driver, num_tokens: int) -> tuple[tuple[int, ...], t
 
 
 def test_config_takes_the_engines_fields() -> None:
-    engine = EngineConfig(max_num_batched_tokens=100, min_batch_size=2, max_batch_size=7, batch_wait_ms=3.0, enable_prefix_caching=False)
-    assert SchedulerConfig.from_engine_config(engine) == SchedulerConfig(100, 2, 7, 3.0, False)
+    limits = EngineConfig(max_num_batched_tokens=100, min_batch_size=2, max_batch_size=7, batch_wait_ms=3.0)
+    engine = dataclasses.replace(limits, enable_prefix_caching=False, control_share=0.25)
+    assert SchedulerConfig.from_engine_config(engine) == SchedulerConfig(100, 2, 7, 3.0, False, 0.25)
 
 
 def test_pool_must_hold_one_sequence() -> None:

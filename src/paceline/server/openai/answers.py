@@ -60,7 +60,7 @@ class AnswerMetrics:
                 "num_spec_tokens": k,
             },
             "num_plain_steps": draft.num_plain_steps,
-            "num_control_steps": 0,  # no control blocks in this version
+            "num_control_steps": draft.num_control_steps,
             "verification": self.verification,
             "lossless": True,  # both rules keep the target's law; no lossy threshold in this version
             "queue_ms": round(self.queue_ms, 3),

@@ -62,7 +62,12 @@ def test_the_usage_chunk() -> None:
 
 def test_arithmetic_of_the_interfaces_example() -> None:
     draft = DraftStats(
-        num_spec_steps=41, num_plain_steps=4, num_draft_tokens=123, num_accepted_tokens=70, accepted_histogram=[10, 8, 7, 16]
+        num_spec_steps=41,
+        num_plain_steps=4,
+        num_control_steps=2,
+        num_draft_tokens=123,
+        num_accepted_tokens=70,
+        accepted_histogram=[10, 8, 7, 16],
     )
     fields: Any = metrics(draft, 3).fields()
     spec = fields["speculative_decoding"]
@@ -75,7 +80,7 @@ def test_arithmetic_of_the_interfaces_example() -> None:
         "num_draft_tokens": 123,
         "num_spec_tokens": 3,
     }
-    assert fields["num_plain_steps"] == 4
+    assert (fields["num_plain_steps"], fields["num_control_steps"]) == (4, 2)
 
 
 @given(k=st.integers(0, 8), data=st.data())
