@@ -388,8 +388,7 @@ def test_a_build_without_a_drafter_plans_no_drafts() -> None:
     driver.run()
     assert all(span.draft_budget == 0 for plan in driver.plans for span in plan.spans)
     stats = driver.final("a").stats
-    assert stats is not None
-    assert stats.max_draft_length == 0
+    assert stats is not None and stats.max_draft_length == 0
     assert stats.draft.accepted_histogram == [0]
 
 
