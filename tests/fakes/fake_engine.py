@@ -54,11 +54,15 @@ def echo(request: Request) -> Sequence[int]:
 
 @dataclass(slots=True)
 class FakeEngine:
-    """`answer` gives the tokens of a request; each delta after the first (one token, as a prompt's is) holds `chunk` of them, at most 8."""
+    """`answer` gives the tokens of a request; each delta after the first (one token, as a prompt's is) holds `chunk` of them, at most 8.
+
+    `num_control`: so many deltas before those come from control steps, with one token each.
+    """
 
     facts: EngineFacts = FACTS
     answer: Callable[[Request], Sequence[int]] = echo
     chunk: int = 1
+    num_control: int = 0
     faults: Faults = field(default_factory=Faults)
     is_alive: bool = True
     requests: list[Request] = field(default_factory=list[Request])
@@ -115,27 +119,27 @@ class FakeEngine:
 
     def _deltas(self, request: Request) -> Iterable[TokenDelta]:
         tokens, reason = ending(request, self.answer(request))
-        chunks = [tokens[:1], *(tokens[start : start + self.chunk] for start in range(1, len(tokens), self.chunk))]
+        num_single = min(1 + self.num_control, len(tokens))
+        singles = [tokens[start : start + 1] for start in range(num_single)]
+        chunks = [*singles, *(tokens[start : start + self.chunk] for start in range(num_single, len(tokens), self.chunk))]
         k = self.facts.max_draft_length if request.max_draft_length is None else request.max_draft_length
         prompt = logprobs_of(request.prompt_token_ids[1:], request.sampling.num_prompt_logprobs)
         draft = DraftStats(accepted_histogram=[0] * (k + 1))
         stats = RequestStats(draft, k, num_cached_tokens=0, num_preemptions=0, queue_ms=0.5, prefill_ms=2.0, decode_ms=0.0)
         for index, token_ids in enumerate(chunks):
             num_drafted = 0
-            if index and k:
+            is_control = 0 < index < num_single and k > 0
+            draft.num_control_steps += is_control
+            if index and k and not is_control:
                 num_drafted = min(k, max(len(token_ids), self.chunk - 1))
-                draft.num_spec_steps += 1
-                draft.num_draft_tokens += num_drafted
-                draft.num_accepted_tokens += len(token_ids) - 1
-                draft.accepted_histogram[len(token_ids) - 1] += 1
+                draft.count_drafts(num_drafted, len(token_ids) - 1)
             elif index:
                 draft.num_plain_steps += 1
             is_last = index == len(chunks) - 1
             given = replace(stats, draft=DraftStats()) if index == 0 and not is_last else stats if is_last else None
             delta = TokenDelta(request.request_id, tuple(token_ids), reason if is_last else None, given, num_drafted=num_drafted)
-            yield replace(
-                delta, logprobs=logprobs_of(token_ids, request.sampling.num_logprobs), prompt_logprobs=prompt if not index else ()
-            )
+            logprobs = logprobs_of(token_ids, request.sampling.num_logprobs)
+            yield replace(delta, logprobs=logprobs, prompt_logprobs=() if index else prompt, is_control=is_control)
 
 
 def logprobs_of(token_ids: Sequence[int], num_top: int | None) -> tuple[TokenLogprobs, ...]:

@@ -110,7 +110,7 @@ class ToyEngine:
         made = drafter_class(DrafterSetup(rule, target.spec.vocab_size, model))
         grammars = Grammars(Path("a toy has no tokenizer"), target.spec.vocab_size, ())
         executor = Executor(Target(target, allocate_kv(target.spec, limits.pages, PAGE_SIZE), rule), made, grammars)
-        config = SchedulerConfig(limits.num_rows * limits.max_len, 1, limits.num_rows, 0.0, limits.enable_prefix_caching)
+        config = SchedulerConfig(limits.num_rows * limits.max_len, 1, limits.num_rows, 0.0, limits.enable_prefix_caching, 0.0)
         self.loop = EngineLoop(Scheduler(config, self.facts, policy), executor)
 
     def run(self, requests: Sequence[Request]) -> list[tuple[int, ...]]:

@@ -5,6 +5,7 @@ Also what the wheel `paceline-prove` runs, which has no server to start. Exit co
 
 import asyncio
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -36,7 +37,7 @@ def prove(*, config: ProveConfig = ProveConfig()) -> int:  # noqa: B008 - frozen
     if config.from_records is not None:
         from paceline.prove.run import judge_again
 
-        return _report(judge_again(config.from_records), config)
+        return _report(judge_again(config.from_records, config.criteria), config)
     if config.soak is not None:
         return _soak(config)
     from paceline.prove.environment import own_command
@@ -44,13 +45,14 @@ def prove(*, config: ProveConfig = ProveConfig()) -> int:  # noqa: B008 - frozen
     from paceline.prove.run import Job, dataset_of, records_path
     from paceline.prove.run import prove as run_proof
 
+    started_s = time.monotonic()
     dataset, records = dataset_of(config), records_path(config)
     plan_of(config, config.url or "http://127.0.0.1", dataset)  # mistakes show before a server is started
     with _server(config) as (url, pid), _Bar() as bar:
         drafting_server = partial(_drafting_server, config) if config.url is None else None
         job = Job(config, url, dataset, records, tuple(own_command()), pid, drafting_server)
         outcome = asyncio.run(run_proof(job, bar.update))
-    print(f"raw records: {records}", file=sys.stderr)
+    print(f"took {time_text(time.monotonic() - started_s)}, raw records in {records}", file=sys.stderr)
     return _report(outcome, config)
 
 
@@ -119,7 +121,7 @@ class _Bar:
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, description=stage, completed=num_done, total=num_total, left=left)
         elif stage != self._stage:
-            print(f"{stage}: {num_done} of {num_total} requests{f', {left}' if left else ''}", file=sys.stderr, flush=True)
+            print(f"{stage}: {num_done} of {num_total}{f', {left}' if left else ''}", file=sys.stderr, flush=True)
         self._stage = stage
 
 
@@ -174,6 +176,6 @@ def _soak(config: ProveConfig) -> int:
     with _server(config) as (url, pid), _Bar() as bar:
         model = config.model if config.url is not None else None
         options = SoakOptions(duration_s, model=model, api_key=config.api_key, pid=pid)
-        result = asyncio.run(soak(url, options, lambda stage, done, total: bar.update(stage, done, total, None)))
+        result = asyncio.run(soak(url, options, lambda stage, done, total: bar.update(f"{stage}, seconds", done, total, total - done)))
     print_soak(result, Console())
     return result.verdict.exit_code

@@ -64,6 +64,7 @@ class EngineFacts:
     eos_token_ids: tuple[int, ...]
     choices: tuple[Choice, ...]
     step_costs: StepCosts = StepCosts()
+    memory_bandwidth: float = 0.0  # bytes/s that all threads together read at start; 0 if that was not measured
 
     @property
     def drafter_keeps_kv(self) -> bool:

@@ -54,10 +54,26 @@ class DraftStats:
     """Acceptance of one request, in the terms of vLLM's per-request object (interface: `metrics.speculative_decoding`)."""
 
     num_spec_steps: int = 0  # steps that verified at least one draft token
-    num_plain_steps: int = 0
+    num_plain_steps: int = 0  # the others, control steps included
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     accepted_histogram: list[int] = field(default_factory=list[int])  # index: accepted in a step; sums to num_spec_steps
+    num_control_steps: int = 0  # plain ones in which drafts were held back from everyone, to learn what plain decoding takes
+    # `accepted_histogram` by the number of drafts in the step: what was not drafted was not rejected, and only this tells.
+    histograms_by_draft_length: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
+
+    def count_drafts(self, num_drafted: int, num_accepted: int, num_steps: int = 1) -> None:
+        """Steps that verified `num_drafted` (> 0) draft tokens each and accepted the first `num_accepted` of them."""
+        self.num_spec_steps += num_steps
+        self.num_draft_tokens += num_drafted * num_steps
+        self.num_accepted_tokens += num_accepted * num_steps
+        histogram = self.accepted_histogram
+        histogram.extend([0] * (num_accepted + 1 - len(histogram)))
+        histogram[num_accepted] += num_steps
+        of_length = self.histograms_by_draft_length.get(num_drafted)
+        if of_length is None:
+            of_length = self.histograms_by_draft_length[num_drafted] = [0] * (num_drafted + 1)
+        of_length[num_accepted] += num_steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +94,7 @@ class TokenDelta:
     """New output of one request: 1 .. K+1 tokens of one step, the stop token included. The last one has a finish reason and stats.
 
     The server may end a request at a stop string, without a last delta; so the first delta has stats too (cached tokens, queue
-    and prefill time), and every delta says how many drafts its step verified.
+    and prefill time), and every delta says how many drafts its step verified, and whether it held them back.
     """
 
     request_id: str
@@ -90,3 +106,4 @@ class TokenDelta:
     num_drafted: int = 0  # draft tokens that this step verified for the request
     logprobs: tuple[TokenLogprobs, ...] = ()  # one per token, if the request asks
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # with the first delta: of the prompt's tokens from the second on
+    is_control: bool = False  # this step held drafts back from everyone, this request included

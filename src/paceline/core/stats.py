@@ -24,6 +24,17 @@ class SwitchOff(StrEnum):
     ACCOUNT = "account"  # what may be lost against plain decoding is spent
 
 
+@dataclass(frozen=True, slots=True)
+class Speedup:
+    """What speculation gains on the traffic at hand, for one range of batch and context."""
+
+    band: str
+    ratio: float  # committed tokens per row-second, speculative over plain
+    low: float  # 95 % interval
+    high: float
+    num_triples: int  # blocks of plain steps that it comes from, each between two speculative ones
+
+
 @dataclass(slots=True)
 class EngineStats:
     """Counters grow from engine start; gauges are the values at `time_s`. All token counts are of the target model."""
@@ -50,6 +61,9 @@ class EngineStats:
     forward_s: float = 0.0
     verify_s: float = 0.0
     step_s: float = 0.0
+    decode_read_rate: float = 0.0  # bytes/s that recent decode steps had to read at least: the target's weights once, and KV; 0: none yet
+    # measured by control blocks
+    speedups: tuple[Speedup, ...] = ()  # of the bands with enough triples
     # the guard of speculation, by range of decoding rows (`scheduler/bands.py`); nothing for a range that was not seen yet
     guard_state_by_band: dict[str, GuardState] = field(default_factory=dict[str, GuardState])
     draft_length_by_band: dict[str, float] = field(default_factory=dict[str, float])  # planned for a row that may draft; a recent mean

@@ -13,6 +13,7 @@ from paceline.config import EngineConfig
 from paceline.core.facts import Choice, EngineFacts
 from paceline.core.progress import Progress
 from paceline.errors import BadInputError
+from paceline.executor.bandwidth import read_bandwidth
 from paceline.executor.executor import Executor
 from paceline.executor.grammar import Grammars
 from paceline.executor.step import Target
@@ -84,6 +85,7 @@ def load_executor(config: EngineConfig, folder: str, draft_folder: str | None, p
         max_draft_length=0 if name == "none" else config.max_draft_length,
         eos_token_ids=_eos_token_ids(Path(folder), target.spec.vocab_size),
         choices=target.choices + _draft_choices(draft),
+        memory_bandwidth=read_bandwidth(torch.get_num_threads()),
     )
     grammars = Grammars(Path(folder) / "tokenizer.json", target.spec.vocab_size, facts.eos_token_ids)
     return Executor(Target(target, kv, rule), drafter, grammars), facts

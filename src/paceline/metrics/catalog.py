@@ -98,6 +98,40 @@ _TABLE = (
         "paceline_chunk_gap_seconds", Kind.HISTOGRAM, "s", "time between two deltas of a request, however many tokens they hold: what a "
         "client sees between chunks; the time per token is vllm:inter_token_latency_seconds", Source.REQUESTS, (), _PER_TOKEN_S,
     ),
+    Metric(
+        "gpu_utilization_percent", Kind.GAUGE, "%", "busy time of each GPU as its driver counts it; no samples on CPUs", Source.ENGINE,
+        ("gpu",),
+    ),
+    Metric(
+        "paceline_speedup_ratio", Kind.GAUGE, "1",
+        "committed tokens per row-second of decoding rows, speculative over plain: short blocks of steps without drafts for anyone against "
+        "the steps around them; by range of batch and context, from 30 blocks on, of the last 128", Source.ENGINE, ("kind", "band"),
+    ),
+    Metric(
+        "paceline_speedup_ratio_low", Kind.GAUGE, "1", "lower end of the 95 % interval of paceline_speedup_ratio", Source.ENGINE,
+        ("kind", "band"),
+    ),
+    Metric(
+        "paceline_speedup_ratio_high", Kind.GAUGE, "1", "upper end of the 95 % interval of paceline_speedup_ratio", Source.ENGINE,
+        ("kind", "band"),
+    ),
+    Metric(
+        "paceline_draft_length", Kind.GAUGE, "tokens", "drafts planned for a row that may draft, a recent mean by range of batch",
+        Source.ENGINE, ("band",),
+    ),
+    Metric(
+        "paceline_guard_state", Kind.GAUGE, "1 or 0", "by range of batch: 1 speculation is on; 0 it is off, at most tried now and then",
+        Source.ENGINE, ("band",),
+    ),
+    Metric(
+        "paceline_guard_switch_offs_total", Kind.COUNTER, "events", "how often the guard cut speculation short, by reason", Source.ENGINE,
+        ("reason",),
+    ),
+    Metric(
+        "paceline_memory_bandwidth_fraction", Kind.GAUGE, "share",
+        "what decode steps must read at least, the target's weights once and the KV of all rows' tokens, per second of these steps, over "
+        "the read bandwidth measured at start; recent steps without prompts", Source.ENGINE,
+    ),
     Metric("paceline_step_seconds", Kind.SUMMARY, "s", "time of engine steps by phase; total is all of it", Source.ENGINE, ("phase",)),
     Metric("paceline_errors_total", Kind.COUNTER, "errors", "error answers by kind", Source.REQUESTS, ("kind",)),
 )  # fmt: skip

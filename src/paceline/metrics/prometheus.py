@@ -8,12 +8,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from paceline.core.facts import EngineFacts
-from paceline.core.stats import EngineStats
+from paceline.core.stats import EngineStats, GuardState, SwitchOff
 from paceline.metrics.catalog import CATALOG, Metric
 from paceline.metrics.requests import Histogram, RequestMetrics
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _ENGINE = "0"  # vLLM's label for one of several engines behind a server
+_OFF = (GuardState.PLAIN, GuardState.TRIAL, GuardState.INSOLVENT)  # while measuring, speculation is on
 _BOUND = "\0"  # stands for the bound of a bucket while its other labels are written
 
 
@@ -68,6 +69,16 @@ def _engine_samples(snapshot: Snapshot) -> dict[str, Samples]:
     samples: dict[str, Samples] = {name: {(): value} for name, value in scalars.items()}
     samples["vllm:cache_config_info"] = {cache_labels: 1.0}
     samples["vllm:spec_decode_num_accepted_tokens_per_pos_total"] = {(str(position),): count for position, count in enumerate(accepted)}
+    samples["gpu_utilization_percent"] = {}  # an engine of this build runs on CPUs
+    samples["paceline_speedup_ratio"] = {("step", each.band): each.ratio for each in stats.speedups}
+    samples["paceline_speedup_ratio_low"] = {("step", each.band): each.low for each in stats.speedups}
+    samples["paceline_speedup_ratio_high"] = {("step", each.band): each.high for each in stats.speedups}
+    samples["paceline_draft_length"] = {(band,): length for band, length in stats.draft_length_by_band.items()}
+    samples["paceline_guard_state"] = {(band,): state not in _OFF for band, state in stats.guard_state_by_band.items()}
+    switch_offs = stats.num_switch_offs_by_reason
+    samples["paceline_guard_switch_offs_total"] = {(reason.value,): switch_offs.get(reason.value, 0) for reason in SwitchOff}
+    is_known = facts.memory_bandwidth > 0 and stats.decode_read_rate > 0
+    samples["paceline_memory_bandwidth_fraction"] = {(): stats.decode_read_rate / facts.memory_bandwidth} if is_known else {}
     samples["paceline_step_seconds"] = {(phase,): Total(stats.num_steps, seconds) for phase, seconds in phases.items()}
     return samples
 

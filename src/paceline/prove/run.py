@@ -119,13 +119,16 @@ async def prove(job: Job, tell: Tell) -> Outcome:
     return judge_again(job.records)
 
 
-def judge_again(path: Path) -> Outcome:
-    """The proof that follows from raw records. Raises NotFoundError or BadInputError for a file that is none."""
+def judge_again(path: Path, criteria: str | None = None) -> Outcome:
+    """The proof that follows from raw records, with the thresholds of then unless others are given.
+
+    Raises NotFoundError or BadInputError for a file that is none.
+    """
     recorded = read_recorded(path)
     measurement, told = recorded.measurement, dict(recorded.environment)
     found = told.pop("utilisation_by_arm", None)
     options = JudgeOptions(recorded.dataset.prompts, recorded.is_quick, utilisation=_utilisation(found))
-    judgement = _judged(measurement, recorded.criteria, options)
+    judgement = _judged(measurement, criteria or recorded.criteria, options)
     return Outcome(_proof(judgement, measurement, recorded.certificate, told), measurement, recorded.dataset)
 
 

@@ -77,7 +77,10 @@ class StepBuilder:
         rotation: int,
         is_control: bool = False,
     ) -> None:
-        """`is_control`: no row gets drafts and the drafter runs nothing at all, whatever the policy would say."""
+        """`is_control`: no row gets drafts, whatever the policy would say, and the drafter runs nothing but prompt chunks.
+
+        These have no part in what control steps measure; skipped here, they would weigh on the speculative steps behind.
+        """
         self._residents = residents
         self._waiting = waiting
         self._policy = policy
@@ -97,8 +100,9 @@ class StepBuilder:
         self._prompt_chunks(prefills)
         self._admissions()
         works = list(self._works.values())
-        if works and self._num_tokens_left > 0 and not self._is_control:
-            self._drafts(works)
+        drafting = [work for work in works if work.kind is SpanKind.PREFILL] if self._is_control else works
+        if drafting and self._num_tokens_left > 0:
+            self._drafts(drafting)
         return works
 
     # Pass 1

@@ -17,10 +17,12 @@ from paceline.core.sequence import SequenceStatus
 from paceline.core.stats import EngineStats
 from paceline.errors import BadInputError
 from paceline.scheduler.draft_length import DraftLengthPolicy, FullDraftLength, GuardedDraftLength
-from paceline.scheduler.observation import ControlSteps, NoControlSteps, StepObservation
+from paceline.scheduler.observation import ControlSteps, StepObservation
 from paceline.scheduler.passes import StepBuilder, StepLimits, Work
+from paceline.scheduler.read_rate import ReadRate
 from paceline.scheduler.residents import Residents
 from paceline.scheduler.row import Row, new_row, request_stats
+from paceline.scheduler.switchback import Switchback
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,7 @@ class SchedulerConfig:
     max_batch_size: int
     batch_wait_ms: float
     enable_prefix_caching: bool
+    control_share: float
     speculation: str = "auto"
 
     @classmethod
@@ -42,6 +45,7 @@ class SchedulerConfig:
             max_batch_size=config.max_batch_size,
             batch_wait_ms=config.batch_wait_ms,
             enable_prefix_caching=config.enable_prefix_caching,
+            control_share=config.control_share,
             speculation=config.speculation,
         )
 
@@ -73,7 +77,8 @@ class Scheduler:
         self._config = config
         self._facts = facts
         self._policy: DraftLengthPolicy = _default_policy(config, facts) if draft_length is None else draft_length
-        self._control: ControlSteps = NoControlSteps() if control is None else control
+        self._control: ControlSteps = Switchback(config.control_share, facts.drafter_keeps_kv) if control is None else control
+        self._read_rate = ReadRate(facts)
         self._clock = clock
         self._limits = StepLimits(
             max_num_batched_tokens=config.max_num_batched_tokens,
@@ -138,7 +143,7 @@ class Scheduler:
         """The next step, or None if nothing can run before the next commit, `add` or `next_wakeup_s`."""
         if self.next_wakeup_s() is not None:
             return None
-        is_control = self._control.is_control()
+        is_control = self._control.is_control(self._can_last)
         builder = StepBuilder(self._residents, self._waiting, self._policy, self._limits, self._next_step_id, is_control)
         works = builder.build()
         self._stats.num_preemptions += len(builder.preempted)
@@ -167,13 +172,14 @@ class Scheduler:
         )
         deltas: list[TokenDelta] = []
         num_rows = num_context_tokens = num_emitted_tokens = 0
+        tokens_by_row: dict[int, int] = {}
         for span, slot_outcome in zip(plan.spans, outcome.slots, strict=True):
             row = self._residents.by_slot[span.slot]
             num_tokens_before = len(row.sequence.token_ids)
             oldest = row.in_flight.popleft()
             assert oldest is span, f"slot {span.slot} expects the outcome of {oldest}, not of {span}"
             if not row.is_finished:
-                delta = self._commit_row(row, span, slot_outcome)
+                delta = self._commit_row(row, span, slot_outcome, step.is_control)
                 if delta is not None:
                     deltas.append(delta)
             elif not row.in_flight:
@@ -182,6 +188,8 @@ class Scheduler:
                 num_rows += 1
                 num_context_tokens += num_tokens_before
                 num_emitted_tokens += len(row.sequence.token_ids) - num_tokens_before
+                if not row.is_finished:
+                    tokens_by_row[row.order] = len(row.sequence.token_ids) - num_tokens_before
         self._count_step(outcome.stats)
         observation = StepObservation(
             num_rows=num_rows,
@@ -198,9 +206,11 @@ class Scheduler:
             num_late_tokens=sum(
                 max(span.draft_catch_up - 2, 0) if span.kind is SpanKind.DECODE else span.draft_catch_up for span in plan.spans
             ),
+            tokens_by_row=tokens_by_row,
         )
         self._policy.observe_step(observation)
         self._control.observe_step(observation)
+        self._read_rate.observe_step(observation)
         return deltas
 
     def next_wakeup_s(self) -> float | None:
@@ -224,6 +234,8 @@ class Scheduler:
             num_waiting=len(self._waiting),
             num_free_pages=self._residents.pool.num_free,
             num_accepted_tokens_per_pos=list(self._stats.num_accepted_tokens_per_pos),
+            speedups=self._control.speedups(),
+            decode_read_rate=self._read_rate.bytes_per_s(),
         )
 
     def _launch(self, work: Work) -> Span:
@@ -232,13 +244,24 @@ class Scheduler:
         work.row.num_covered_tokens = span.start_max + span.num_new_tokens + span.draft_budget
         return span
 
-    def _commit_row(self, row: Row, span: Span, outcome: SlotOutcome) -> TokenDelta | None:
+    def _can_last(self, num_plain: int, num_speculative: int) -> bool:
+        """Whether nobody waits, and at least half of the running rows have tokens to go for so many steps."""
+        rows = self._residents.running
+        num_lasting = 0
+        for row in rows:
+            num_left = row.request.sampling.max_tokens - row.sequence.num_output_tokens
+            num_lasting += num_left > num_plain + num_speculative * (row.draft_cap + 1)
+        return not self._waiting and 2 * num_lasting >= len(rows) > 0
+
+    def _commit_row(self, row: Row, span: Span, outcome: SlotOutcome, is_control: bool) -> TokenDelta | None:
         """One row's share of an outcome: tokens, counts, pages."""
         assert outcome.slot == span.slot, f"outcome of slot {outcome.slot} stands where slot {span.slot} was planned"
         num_new = len(outcome.new_token_ids)
         assert num_new <= span.draft_budget + 1 if span.emits else num_new == 0, f"slot {span.slot} yields {num_new} tokens, planned {span}"
         assert num_new > 0 or not span.emits or outcome.failure, f"slot {span.slot} yields no token, planned {span}"
         sequence = row.sequence
+        is_control = is_control and span.kind is SpanKind.DECODE and row.draft_cap > 0  # a request without drafts misses none
+        sequence.draft_stats.num_control_steps += is_control
         tokens, reason = self._append(row, outcome.new_token_ids)
         error = outcome.failure if reason is None else None  # what ended before the failure has ended well
         if error is not None:
@@ -264,7 +287,12 @@ class Scheduler:
         if reason is not None:
             final = self._finish(row, reason, tokens, error)
             return replace(
-                final, is_refusal=error is not None, num_drafted=outcome.num_drafted, logprobs=logprobs, prompt_logprobs=prompt_logprobs
+                final,
+                is_refusal=error is not None,
+                num_drafted=outcome.num_drafted,
+                is_control=is_control,
+                logprobs=logprobs,
+                prompt_logprobs=prompt_logprobs,
             )
         self._residents.trim(row, row.num_covered_tokens if row.in_flight else len(sequence.token_ids))
         if not tokens:
@@ -274,6 +302,7 @@ class Scheduler:
             tokens,
             stats=request_stats(row, self._clock()) if is_first else None,
             num_drafted=outcome.num_drafted,
+            is_control=is_control,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
         )
@@ -325,10 +354,7 @@ class Scheduler:
         if num_drafted == 0:
             own.num_plain_steps += 1
             return
-        own.num_spec_steps += 1
-        own.num_draft_tokens += num_drafted
-        own.num_accepted_tokens += num_accepted
-        own.accepted_histogram[num_accepted] += 1
+        own.count_drafts(num_drafted, num_accepted)
         total = self._stats
         total.num_drafts += 1
         total.num_draft_tokens += num_drafted

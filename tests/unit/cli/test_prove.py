@@ -50,7 +50,7 @@ def test_a_proof_is_printed_and_written(jobs: list[Job], tmp_path: Path, capsys:
     captured = capsys.readouterr()
     assert "PASS: " in captured.out
     assert "not SPEED-Bench" in captured.out
-    assert "concurrency 1, block 1 of 8, baseline: 3 of 10 requests, 1 min 30 s left" in captured.err
+    assert "concurrency 1, block 1 of 8, baseline: 3 of 10, 1 min 30 s left" in captured.err
     assert json.loads((tmp_path / "out.json").read_text())["verdict"] == "PASS"
     assert "<svg" in (tmp_path / "out.html").read_text()
     assert (tmp_path / "saved/speed-bench/baseline-concurrency1/timing.json").exists()
@@ -60,7 +60,7 @@ def test_a_proof_is_printed_and_written(jobs: list[Job], tmp_path: Path, capsys:
 
 @pytest.mark.parametrize("verdict", list(Verdict))
 def test_each_verdict_has_its_exit_code(monkeypatch: pytest.MonkeyPatch, verdict: Verdict) -> None:
-    monkeypatch.setattr(run_module, "judge_again", lambda path: outcome(verdict))
+    monkeypatch.setattr(run_module, "judge_again", lambda path, criteria: outcome(verdict))
     code = {"PASS": 0, "FAIL": 1, "INVALID": 4, "INCONCLUSIVE": 5}[verdict.value]
     assert run(["prove", "--from-records", "x.jsonl"]) == code
 

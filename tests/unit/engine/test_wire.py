@@ -9,11 +9,11 @@ import zmq
 from paceline.config import EngineConfig
 from paceline.core.outcome import DraftStats, RequestStats, TokenDelta
 from paceline.core.request import FinishReason, Request, SamplingParams
-from paceline.core.stats import EngineStats
+from paceline.core.stats import EngineStats, Speedup
 from paceline.engine import wire
 
 REQUEST = Request("r1", (1, 2, 3), SamplingParams(5, temperature=0.5, seed=2**64 - 1, stop_token_ids=(7,)), 12.5, 4, "salt")
-STATS = RequestStats(DraftStats(3, 1, 9, 4, [1, 1, 1]), 2, 16, 0, 0.5, 10.0, 100.0)
+STATS = RequestStats(DraftStats(3, 1, 9, 4, [1, 1, 1], 1), 2, 16, 0, 0.5, 10.0, 100.0)
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,9 @@ STATS = RequestStats(DraftStats(3, 1, 9, 4, [1, 1, 1]), 2, 16, 0, 0.5, 10.0, 100
         wire.Progress("load", 3, 7),
         wire.Failed("no memory", 3),
         wire.Deltas((TokenDelta("r1", (4, 5)), TokenDelta("r2", (), FinishReason.STOP, STATS))),
+        wire.Deltas((TokenDelta("r1", (4,), is_control=True),)),
         wire.Stats(EngineStats(num_running=2, num_accepted_tokens_per_pos=[3, 1])),
+        wire.Stats(EngineStats(speedups=(Speedup("rows=1,context=0-1k", 1.5, 1.25, 1.75, 30),), decode_read_rate=1e9)),
     ],
 )
 def test_messages_of_the_engine_survive(message: wire.FromEngine) -> None:

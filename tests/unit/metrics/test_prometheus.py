@@ -2,28 +2,30 @@
 
 import re
 import time
+from dataclasses import replace
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from paceline.core.request import FinishReason
-from paceline.core.stats import EngineStats
+from paceline.core.stats import EngineStats, GuardState, Speedup, SwitchOff
 from paceline.metrics.catalog import CATALOG, Kind
 from paceline.metrics.prometheus import Snapshot, render
 from paceline.metrics.requests import ErrorKind, FinishedRequest, RequestMetrics
-from tests.fakes.fake_engine import FACTS
+from tests.fakes.fake_engine import FACTS as OWN_FACTS
 
 # interface.md, section 4: what exists by now
 INTERFACE = {
     "gauge": [
         "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc", "vllm:cache_config_info",
-        "llm_throughput_requests_per_second",
+        "llm_throughput_requests_per_second", "gpu_utilization_percent", "paceline_speedup_ratio", "paceline_speedup_ratio_low",
+        "paceline_speedup_ratio_high", "paceline_draft_length", "paceline_guard_state", "paceline_memory_bandwidth_fraction",
     ],
     "counter": [
         "vllm:prompt_tokens_total", "vllm:generation_tokens_total", "vllm:request_success_total", "vllm:num_preemptions_total",
         "vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total", "vllm:spec_decode_num_drafts_total",
         "vllm:spec_decode_num_draft_tokens_total", "vllm:spec_decode_num_accepted_tokens_total",
-        "vllm:spec_decode_num_accepted_tokens_per_pos_total", "paceline_errors_total",
+        "vllm:spec_decode_num_accepted_tokens_per_pos_total", "paceline_errors_total", "paceline_guard_switch_offs_total",
     ],
     "histogram": [
         "vllm:time_to_first_token_seconds", "vllm:inter_token_latency_seconds", "vllm:request_time_per_output_token_seconds",
@@ -52,7 +54,19 @@ STATS = EngineStats(
     forward_s=4.0,
     verify_s=0.5,
     step_s=5.5,
+    decode_read_rate=5e9,
+    speedups=(Speedup("rows=1,context=0-1k", 1.5, 1.375, 1.625, 40), Speedup("rows=2,context=0-1k", 1.25, 1.0, 1.5, 30)),
+    guard_state_by_band={
+        "rows=1": GuardState.DRAFTING,
+        "rows=2": GuardState.MEASURING,
+        "rows=3-4": GuardState.PLAIN,
+        "rows=5-8": GuardState.TRIAL,
+        "rows=9-16": GuardState.INSOLVENT,
+    },
+    draft_length_by_band={"rows=1": 3.5, "rows=3-4": 0.0},
+    num_switch_offs_by_reason={SwitchOff.ACCOUNT.value: 2},
 )
+FACTS = replace(OWN_FACTS, memory_bandwidth=2e10)
 
 
 def snapshot(stats: EngineStats = STATS, requests: RequestMetrics | None = None, model_name: str = "m") -> Snapshot:
@@ -115,6 +129,19 @@ def test_no_creation_times(text: str) -> None:
         'paceline_step_seconds_sum{phase="forward"} 4.0',
         'paceline_step_seconds_count{phase="total"} 50.0',
         'paceline_errors_total{kind="engine_dead"} 1.0',
+        'paceline_speedup_ratio{band="rows=1,context=0-1k",kind="step"} 1.5',
+        'paceline_speedup_ratio_low{band="rows=1,context=0-1k",kind="step"} 1.375',
+        'paceline_speedup_ratio_high{band="rows=1,context=0-1k",kind="step"} 1.625',
+        'paceline_speedup_ratio{band="rows=2,context=0-1k",kind="step"} 1.25',
+        'paceline_draft_length{band="rows=1"} 3.5',
+        'paceline_guard_state{band="rows=1"} 1.0',
+        'paceline_guard_state{band="rows=2"} 1.0',
+        'paceline_guard_state{band="rows=3-4"} 0.0',
+        'paceline_guard_state{band="rows=5-8"} 0.0',
+        'paceline_guard_state{band="rows=9-16"} 0.0',
+        'paceline_guard_switch_offs_total{reason="account"} 2.0',
+        'paceline_guard_switch_offs_total{reason="acceptance"} 0.0',
+        "paceline_memory_bandwidth_fraction 0.25",
     ],
 )
 def test_values(text: str, line: str) -> None:
@@ -142,6 +169,24 @@ def test_positions_without_an_accepted_token_are_there_from_the_start() -> None:
     text = render(snapshot(EngineStats())).decode()
     assert [f'position="{position}"' in text for position in range(8)] == [True] * 7 + [False]
     assert 'vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.0' in text
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gpu_utilization_percent", "paceline_speedup_ratio", "paceline_speedup_ratio_low", "paceline_speedup_ratio_high",
+        "paceline_draft_length", "paceline_guard_state", "paceline_memory_bandwidth_fraction",
+    ],
+)  # fmt: skip
+def test_what_is_not_known_has_a_type_and_no_sample(name: str) -> None:
+    text = render(snapshot(EngineStats())).decode()
+    assert f"\n# TYPE {name} gauge\n" in text
+    assert not re.search(rf"^{name}[ {{]", text, re.MULTILINE)
+
+
+def test_a_fraction_of_an_unknown_bandwidth_is_not_told() -> None:
+    unknown = replace(snapshot(), facts=replace(FACTS, memory_bandwidth=0.0))
+    assert "\npaceline_memory_bandwidth_fraction " not in render(unknown).decode()
 
 
 def test_hostile_model_names_are_escaped() -> None:

@@ -1,13 +1,14 @@
 """Drives a Scheduler against the fake executor as the engine loop does, and checks every invariant after every call."""
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from paceline.core.facts import EngineFacts
 from paceline.core.outcome import TokenDelta
 from paceline.core.plan import SpanKind, StepPlan
 from paceline.core.request import FinishReason, Request, SamplingParams
 from paceline.core.sequence import SequenceStatus
+from paceline.core.stats import Speedup
 from paceline.scheduler.draft_length import DraftLengthPolicy, FullDraftLength
 from paceline.scheduler.observation import ControlSteps, StepObservation
 from paceline.scheduler.row import Row
@@ -55,8 +56,9 @@ def make_config(
     max_batch_size: int = 8,
     batch_wait_ms: float = 0.0,
     enable_prefix_caching: bool = True,
+    control_share: float = 0.0,
 ) -> SchedulerConfig:
-    return SchedulerConfig(max_num_batched_tokens, min_batch_size, max_batch_size, batch_wait_ms, enable_prefix_caching)
+    return SchedulerConfig(max_num_batched_tokens, min_batch_size, max_batch_size, batch_wait_ms, enable_prefix_caching, control_share)
 
 
 def make_request(
@@ -81,12 +83,15 @@ class ListedControl:
         self._flags = list(flags)
         self._num_plans = 0
 
-    def is_control(self) -> bool:
+    def is_control(self, can_last: Callable[[int, int], bool]) -> bool:
         self._num_plans += 1
         return self._flags[(self._num_plans - 1) % len(self._flags)]
 
     def observe_step(self, step: StepObservation) -> None:
         self.steps.append(step)
+
+    def speedups(self) -> tuple[Speedup, ...]:
+        return ()
 
 
 class Clock:

@@ -38,8 +38,9 @@ def distinct_output(driver: Driver, num_tokens: int) -> tuple[tuple[int, ...], t
 
 
 def test_config_takes_the_engines_fields() -> None:
-    engine = EngineConfig(max_num_batched_tokens=100, min_batch_size=2, max_batch_size=7, batch_wait_ms=3.0, enable_prefix_caching=False)
-    assert SchedulerConfig.from_engine_config(engine) == SchedulerConfig(100, 2, 7, 3.0, False)
+    limits = EngineConfig(max_num_batched_tokens=100, min_batch_size=2, max_batch_size=7, batch_wait_ms=3.0)
+    engine = dataclasses.replace(limits, enable_prefix_caching=False, control_share=0.25)
+    assert SchedulerConfig.from_engine_config(engine) == SchedulerConfig(100, 2, 7, 3.0, False, 0.25)
 
 
 def test_pool_must_hold_one_sequence() -> None:
@@ -338,7 +339,7 @@ def test_request_stats_and_times() -> None:
     # 10 tokens: one from the prompt, then three steps of 2 accepted drafts and a bonus token
     assert stats.draft.num_spec_steps == 3
     assert stats.draft.num_draft_tokens == stats.draft.num_accepted_tokens == 6
-    assert stats.draft.accepted_histogram == [0, 0, 3]
+    assert (stats.draft.accepted_histogram, stats.draft.histograms_by_draft_length) == ([0, 0, 3], {2: [0, 0, 3]})
     assert stats.draft.num_plain_steps == 0
     totals = driver.scheduler.stats()
     assert (totals.num_steps, totals.num_generation_tokens, totals.num_drafts) == (4, 10, 3)
@@ -386,8 +387,7 @@ def test_a_build_without_a_drafter_plans_no_drafts() -> None:
     driver.run()
     assert all(span.draft_budget == 0 for plan in driver.plans for span in plan.spans)
     stats = driver.final("a").stats
-    assert stats is not None
-    assert stats.max_draft_length == 0
+    assert stats is not None and stats.max_draft_length == 0
     assert stats.draft.accepted_histogram == [0]
 
 

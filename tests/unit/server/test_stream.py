@@ -23,9 +23,10 @@ MESSAGES = [{"role": "user", "content": "hi"}]
 def speak(make_site: Callable[..., Site], tokenizer: Tokenizer) -> Callable[..., Site]:
     """A site whose engine says `text`, `chunk` tokens at a time."""
 
-    def make(text: str = TEXT, chunk: int = 1, faults: Faults | None = None) -> Site:
+    def make(text: str = TEXT, chunk: int = 1, faults: Faults | None = None, num_control: int = 0) -> Site:
         token_ids = tokenizer.encode(text).ids
-        return make_site(FakeEngine(answer=lambda _: [*token_ids, 2], chunk=chunk, faults=faults or Faults()))
+        answer = [*token_ids, 2]
+        return make_site(FakeEngine(answer=lambda _: answer, chunk=chunk, faults=faults or Faults(), num_control=num_control))
 
     return make
 
@@ -134,8 +135,8 @@ async def test_metrics_and_usage_of_an_answer(speak: Callable[..., Site], tokeni
         "speculative_decoding", "num_plain_steps", "num_control_steps", "verification", "lossless", "queue_ms", "prefill_ms", "decode_ms",
     ]  # fmt: skip
     assert list(spec) == [
-        "mean_acceptance_length", "draft_acceptance_rate", "acceptance_histogram", "num_spec_steps", "num_accepted_draft_tokens",
-        "num_draft_tokens", "num_spec_tokens",
+        "mean_acceptance_length", "draft_acceptance_rate", "acceptance_histogram", "acceptance_histogram_by_draft_length",
+        "num_spec_steps", "num_accepted_draft_tokens", "num_draft_tokens", "num_spec_tokens",
     ]  # fmt: skip
     assert spec["mean_acceptance_length"] == 1 + spec["num_accepted_draft_tokens"] / spec["num_spec_steps"]
     assert spec["draft_acceptance_rate"] == spec["num_accepted_draft_tokens"] / spec["num_draft_tokens"]
@@ -144,6 +145,17 @@ async def test_metrics_and_usage_of_an_answer(speak: Callable[..., Site], tokeni
     # Every token but the prompt's first one comes from a step: its accepted drafts and one more.
     assert spec["num_spec_steps"] + spec["num_accepted_draft_tokens"] + metrics["num_plain_steps"] == num_tokens - 1
     assert (metrics["verification"], metrics["lossless"], metrics["num_control_steps"]) == ("coupled", True, 0)
+
+
+@pytest.mark.parametrize("stop", [None, "fox"])
+@pytest.mark.parametrize("num_choices", [1, 2])
+async def test_control_steps_of_an_answer(speak: Callable[..., Site], stop: str | None, num_choices: int) -> None:
+    """They are plain steps, too; counted alike whether the engine or a stop string ends the answer."""
+    body = {"prompt": "a quick fox and more", "max_tokens": 90, "n": num_choices} | ({"stop": stop} if stop else {})
+    metrics = (await speak(chunk=3, num_control=4).post(COMPLETIONS, body)).json()["metrics"]
+    assert (metrics["num_control_steps"], metrics["num_plain_steps"]) == (4 * num_choices, 4 * num_choices)
+    plain = (await speak(chunk=3, num_control=4).post(COMPLETIONS, body | {"max_draft_length": 0})).json()["metrics"]
+    assert plain["num_control_steps"] == 0
 
 
 async def test_metrics_without_speculation(speak: Callable[..., Site]) -> None:

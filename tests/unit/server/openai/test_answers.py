@@ -62,7 +62,13 @@ def test_the_usage_chunk() -> None:
 
 def test_arithmetic_of_the_interfaces_example() -> None:
     draft = DraftStats(
-        num_spec_steps=41, num_plain_steps=4, num_draft_tokens=123, num_accepted_tokens=70, accepted_histogram=[10, 8, 7, 16]
+        num_spec_steps=41,
+        num_plain_steps=4,
+        num_control_steps=2,
+        num_draft_tokens=123,
+        num_accepted_tokens=70,
+        accepted_histogram=[10, 8, 7, 16],
+        histograms_by_draft_length={3: [10, 8, 7, 16]},
     )
     fields: Any = metrics(draft, 3).fields()
     spec = fields["speculative_decoding"]
@@ -70,12 +76,13 @@ def test_arithmetic_of_the_interfaces_example() -> None:
         "mean_acceptance_length": 1 + 70 / 41,
         "draft_acceptance_rate": 70 / 123,
         "acceptance_histogram": [10, 8, 7, 16],
+        "acceptance_histogram_by_draft_length": {"3": [10, 8, 7, 16]},
         "num_spec_steps": 41,
         "num_accepted_draft_tokens": 70,
         "num_draft_tokens": 123,
         "num_spec_tokens": 3,
     }
-    assert fields["num_plain_steps"] == 4
+    assert (fields["num_plain_steps"], fields["num_control_steps"]) == (4, 2)
 
 
 @given(k=st.integers(0, 8), data=st.data())
