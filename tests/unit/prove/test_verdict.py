@@ -74,14 +74,15 @@ def test_known_ratio_is_recovered() -> None:
 
 
 def test_a_drift_that_abba_cancels_does_not_widen_the_interval() -> None:
-    calm = replace(FAST, noise=Noise(jitter=0.005))
+    """With acceptance that never varies, so that drift and a little jitter are all there is."""
+    calm = SyntheticServer(num_tokens=60, noise=Noise(jitter=0.005), hazards=(1.0,))
     widths = [
         mix.ci95[1] - mix.ci95[0]
         for server in (calm, replace(calm, noise=Noise(jitter=0.005, drift=0.3)))
         for mix in judge(server.measure(("qa", "math"), 32), None, OPTIONS).speedup
         if mix.category == OVERALL
     ]
-    assert widths[1] < 1.3 * widths[0]
+    assert widths[1] < 1.5 * widths[0]
 
 
 def test_a_slower_server_fails() -> None:
