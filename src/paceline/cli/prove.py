@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -49,7 +50,8 @@ def prove(*, config: ProveConfig = ProveConfig()) -> int:  # noqa: B008 - frozen
     dataset, records = dataset_of(config), records_path(config)
     plan_of(config, config.url or "http://127.0.0.1", dataset)  # mistakes show before a server is started
     with _server(config) as (url, pid), _Bar() as bar:
-        job = Job(config, url, dataset, records, tuple(own_command()), pid)
+        drafting_server = partial(_drafting_server, config) if config.url is None else None
+        job = Job(config, url, dataset, records, tuple(own_command()), pid, drafting_server)
         outcome = asyncio.run(run_proof(job, bar.update))
     print(f"took {time_text(time.monotonic() - started_s)}, raw records in {records}", file=sys.stderr)
     return _report(outcome, config)
@@ -64,7 +66,14 @@ def _need_packages(config: ProveConfig) -> None:
 
 
 @contextmanager
-def _server(config: ProveConfig) -> Generator[tuple[str, int | None]]:
+def _drafting_server(config: ProveConfig) -> Generator[str]:
+    """The URL of another server that drafts wherever it can."""
+    with _server(config, "--speculation=on") as (url, _):
+        yield url
+
+
+@contextmanager
+def _server(config: ProveConfig, *flags: str) -> Generator[tuple[str, int | None]]:
     """The URL to measure, and the server's process if it is started here; it is ended in any case."""
     if config.url is not None:
         yield config.url, None
@@ -73,7 +82,7 @@ def _server(config: ProveConfig) -> Generator[tuple[str, int | None]]:
         raise BadInputError("give the server to measure as --url; `paceline-prove` has none to start (`pip install paceline` has)")
     from paceline.cli.child_server import running_server
 
-    arguments = [*([config.model] if config.model else []), "--port=0", *([f"--draft={config.draft}"] if config.draft else [])]
+    arguments = [*([config.model] if config.model else []), "--port=0", *([f"--draft={config.draft}"] if config.draft else []), *flags]
     print(f"starting `paceline serve {' '.join(arguments)}`", file=sys.stderr)
     log: deque[str] = deque(maxlen=_LOG_LINES)
     is_whole = False
