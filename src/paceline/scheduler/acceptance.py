@@ -13,6 +13,7 @@ _FIRST_GUESS_TRIALS = 4.0  # judged drafts that weigh as much as the guess
 _DRAFTER_TRIALS = 3.0  # of a request, that weigh as much as the drafter's record with all requests
 _POSITION_TRIALS = 2.0  # at a position, that weigh as much as the request's other positions
 _HIGHEST = 0.98
+_LEAST_PROPENSITY = 0.02  # a text may begin to repeat itself at any time: to ask a cheap drafter stays worth it
 _COLLAPSE_TRIALS = 5.0
 _COLLAPSE_SHARE = 0.1
 _SOUND_SHARE = 0.3
@@ -60,7 +61,7 @@ class Acceptance:
     def __init__(self) -> None:
         self._drafter = _Counts(_DRAFTER_MEMORY)
         self._requests: dict[str, _RequestRecord] = {}
-        self._version = 0  # grows with every judged draft
+        self.version = 0  # grows with every judged draft
 
     def observe(self, request_id: str, num_allotted: int, num_drafted: int, num_accepted: int) -> None:
         """Learns from one committed step of a row that was allowed `num_allotted` drafts."""
@@ -72,7 +73,7 @@ class Acceptance:
         if num_drafted:
             record.counts.observe(num_drafted, num_accepted)
             self._drafter.observe(num_drafted, num_accepted)
-            self._version += 1
+            self.version += 1
 
     def forget(self, request_id: str) -> None:
         """Drops the record of a request that ended; the drafter's keeps what it taught."""
@@ -81,14 +82,14 @@ class Acceptance:
     def propensity(self, request_id: str) -> float:
         """How often the drafter drafts for this request when it may; 1 for a request that it was never asked for."""
         record = self._requests.get(request_id)
-        return 1.0 if record is None or record.propensity is None else record.propensity
+        return 1.0 if record is None or record.propensity is None else max(record.propensity, _LEAST_PROPENSITY)
 
     def survival(self, request_id: str, num_positions: int) -> list[float]:
         """For each of the first positions, the probability that a draft there and all before it are accepted."""
         record = self._record(request_id)
-        if record.version != self._version or len(record.survival) < num_positions:
+        if record.version != self.version or len(record.survival) < num_positions:
             record.survival = self._survival(record.counts, num_positions)
-            record.version = self._version
+            record.version = self.version
         return record.survival[:num_positions]
 
     def _survival(self, counts: _Counts, num_positions: int) -> list[float]:

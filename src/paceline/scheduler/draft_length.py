@@ -22,6 +22,7 @@ _EXTENSION = ""  # key of the trials of longer drafts; no request has it
 _MAX_CATCH_UP_STEPS = 64  # steps within which the drafter's catch-up must have paid
 
 
+_QUIET_STEPS = 4  # plain steps of the same rows, with nothing learned of acceptance, for which one decision holds
 _HOLDING_SHARE = 0.6  # of the best row's acceptance: a row below it is what holds a batch back
 
 
@@ -115,6 +116,9 @@ class GuardedDraftLength:
         self._trials = Trials()
         self._record = DraftRecord()
         self._step = 0
+        self._quiet_rows: tuple[str, ...] = ()  # of the last decision not to draft
+        self._quiet_version = 0
+        self._quiet_until = 0
         self._is_catching_up = True  # whether prompts are worth running through the drafter
         self._collapsed_position: int | None = None
 
@@ -131,8 +135,11 @@ class GuardedDraftLength:
         costs = self._costs.batch(len(rows), num_context_tokens)
         if costs.place.needs_reference:
             state, lengths = GuardState.MEASURING, [0] * len(rows)
+        elif self._is_quiet(rows):
+            state, lengths = GuardState.PLAIN, [0] * len(rows)
         else:
             state, lengths = self._lengths(_Batch(rows, costs, costs.plain_ms, num_tokens_left, band))
+            self._be_quiet(rows, state)
             self._is_catching_up = self._record.is_drafting(band) or state is GuardState.DRAFTING
         self._record.note(band, state, sum(lengths) / num_may_draft)
         return lengths
@@ -170,6 +177,18 @@ class GuardedDraftLength:
         """See DraftLengthPolicy."""
         return self._record.report()
 
+    def _is_quiet(self, rows: Sequence[DraftRow]) -> bool:
+        """Whether a decision not to draft still holds: in a large batch, to decide takes a noticeable part of a step."""
+        if self._step >= self._quiet_until or self._acceptance.version != self._quiet_version:
+            return False
+        return tuple(row.request_id for row in rows) == self._quiet_rows
+
+    def _be_quiet(self, rows: Sequence[DraftRow], state: GuardState) -> None:
+        if state is GuardState.PLAIN:
+            self._quiet_rows = tuple(row.request_id for row in rows)
+            self._quiet_version = self._acceptance.version
+            self._quiet_until = self._step + _QUIET_STEPS
+
     def _lengths(self, batch: _Batch) -> tuple[GuardState, list[int]]:
         """State and drafts of a step whose plain cost is known."""
         found = self._divide(batch, has_free_drafter=False)
@@ -191,15 +210,12 @@ class GuardedDraftLength:
         return state, lengths
 
     def _divide(self, batch: _Batch, has_free_drafter: bool) -> Allotment:
-        acceptance, target_ms, drafter_ms = self._acceptance, batch.costs.target_ms, self._costs.drafter.ms
+        acceptance = self._acceptance
         candidates = [
             Candidate(acceptance.survival(row.request_id, row.limit), acceptance.propensity(row.request_id)) for row in batch.rows
         ]
-
-        def step_ms(num_tokens: int, longest: int) -> float:
-            return target_ms(num_tokens) + (0.0 if has_free_drafter else drafter_ms(longest))
-
-        return divide(candidates, step_ms, batch.plain_ms, batch.max_drafts)
+        drafter_ms = _no_time if has_free_drafter else self._costs.drafter.ms
+        return divide(candidates, batch.costs.target_ms, drafter_ms, batch.plain_ms, batch.max_drafts)
 
     def _is_drafter_slow(self, batch: _Batch) -> bool:
         """Whether drafts that do not pay would, if they took no time to make."""
@@ -231,17 +247,17 @@ class GuardedDraftLength:
         longer[chosen] += 1
         num_tokens, drafter = len(batch.rows) + sum(lengths), self._costs.drafter
         loss_ms = batch.costs.target_ms(num_tokens + 1) - batch.costs.target_ms(num_tokens)
-        loss_ms += drafter.ms(max(longer)) - drafter.ms(max(lengths))
+        drafter_ms = max(drafter.ms(max(longer)) - drafter.ms(max(lengths)), 0.0)
         if before == 0:
-            loss_ms += drafter.catch_up_ms(row.num_late_tokens)
-        loss_ms = max(loss_ms, 0.0)
+            drafter_ms += drafter.catch_up_ms(row.num_late_tokens)
+        loss_ms = max(loss_ms, 0.0) + drafter_ms
         if not self._trials.can_lose(loss_ms, self._account.elapsed_ms, batch.plain_ms):
             return False
         if not self._account.can_lose(self._worst_loss_ms(batch, longer), batch.plain_ms):
             return False
         is_of_time = before == 0 and self._is_drafter_slow(batch)
         key = _EXTENSION if before else row.request_id
-        self._trials.begin(row.request_id, Trial(key, longer[chosen], loss_ms, is_of_time), self._step)
+        self._trials.begin(row.request_id, Trial(key, longer[chosen], loss_ms, drafter_ms, is_of_time), self._step)
         lengths[chosen] += 1
         return True
 
@@ -268,3 +284,8 @@ class GuardedDraftLength:
         if position is not None and position != self._collapsed_position:
             self._record.count(rows_band(num_rows), SwitchOff.POSITION)
         self._collapsed_position = position
+
+
+def _no_time(longest: int) -> float:
+    """A drafter that is done at once."""
+    return 0.0
