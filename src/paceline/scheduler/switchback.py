@@ -130,7 +130,7 @@ class Switchback:
         if self._balance_ms >= self._margin * cost_ms:
             self._balance_ms = min(self._balance_ms, 2 * cost_ms)  # nor from when there was none to compare with
             self._num_steps_to_wait = self._random.randint(NUM_FLANK_STEPS, 2 * NUM_FLANK_STEPS)
-            self._flank.clear()
+            self._flank.clear()  # so no triple shares a block with the one before, either: its error would count twice
 
     # The triple
 
@@ -186,10 +186,8 @@ class Switchback:
         self._start_over()
 
     def _start_over(self) -> None:
-        """The next triple shares no block with this one: its error would count twice."""
         self._phase = _Phase.BEFORE
         self._is_block_on = False
-        self._flank.clear()
 
 
 def _same_rows(steps: Iterable[StepObservation]) -> set[int]:
