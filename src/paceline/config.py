@@ -35,7 +35,8 @@ class EngineConfig:
     dtype: Literal["auto", "float32", "bfloat16"] = _setting("auto", "Number format of the weights; auto is bfloat16. KV is float32.")
     draft: str = _setting("ngram", "Who proposes tokens: none, ngram, or a model (name, folder or .gguf file).")
     max_draft_length: int = _setting(5, "Most tokens proposed per step (K).", low=0, high=64)
-    speculation: Literal["auto", "on", "off"] = _setting("auto", "Off loads no drafter.")
+    speculation: Literal["auto", "on", "off"] = _setting("auto", "auto drafts where it pays, on always, off loads no drafter.")
+    measure_steps: bool = _setting(True, "With auto: measure at start, once per model and machine, what steps cost.")
     control_share: float = _setting(
         0.02, "Share of the time in which no request drafts, to measure what drafting gains; 0 measures nothing.", low=0, high=0.5
     )
@@ -196,6 +197,8 @@ def settle_server(config: ServerConfig) -> ServerConfig:
     """Check a server's settings and resolve the ones that stand for others (`batch_size`). Raises BadInputError."""
     if config.batch_size != "dynamic":
         config = replace(config, engine=_fixed_batch(config.engine, config.batch_size))
+    if not config.warmup:
+        config = replace(config, engine=replace(config.engine, measure_steps=False))
     check_ranges(config)
     check_engine(config.engine)
     if not config.insecure and not is_loopback(config.host):

@@ -22,6 +22,7 @@ from paceline.core.stats import EngineStats
 from paceline.engine.loop import EngineLoop
 from paceline.errors import BadInputError, PacelineError
 from paceline.executor.load import load_executor
+from paceline.executor.profile import with_step_costs
 from paceline.scheduler.scheduler import Scheduler, SchedulerConfig
 from paceline.weights.resolve import resolve_models
 
@@ -48,7 +49,8 @@ class LLM:
         check_engine(self.config)
         notify = progress if progress is not None else SilentProgress()
         target, draft = resolve_models(self.config, notify)
-        executor, self.facts = load_executor(self.config, str(target.path), str(draft.path) if draft else None, notify)
+        executor, facts = load_executor(self.config, str(target.path), str(draft.path) if draft else None, notify)
+        self.facts = with_step_costs(self.config, executor, facts)
         self.folder: Path = target.path
         self.tokenizer: Tokenizer = Tokenizer.from_file(str(target.path / "tokenizer.json"))
         self._loop = EngineLoop(Scheduler(SchedulerConfig.from_engine_config(self.config), self.facts), executor)

@@ -132,10 +132,7 @@ class FakeEngine:
             draft.num_control_steps += is_control
             if index and k and not is_control:
                 num_drafted = min(k, max(len(token_ids), self.chunk - 1))
-                draft.num_spec_steps += 1
-                draft.num_draft_tokens += num_drafted
-                draft.num_accepted_tokens += len(token_ids) - 1
-                draft.accepted_histogram[len(token_ids) - 1] += 1
+                draft.count_drafts(num_drafted, len(token_ids) - 1)
             elif index:
                 draft.num_plain_steps += 1
             is_last = index == len(chunks) - 1

@@ -5,9 +5,11 @@ Also what the wheel `paceline-prove` runs, which has no server to start. Exit co
 
 import asyncio
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,7 +37,7 @@ def prove(*, config: ProveConfig = ProveConfig()) -> int:  # noqa: B008 - frozen
     if config.from_records is not None:
         from paceline.prove.run import judge_again
 
-        return _report(judge_again(config.from_records), config)
+        return _report(judge_again(config.from_records, config.criteria), config)
     if config.soak is not None:
         return _soak(config)
     from paceline.prove.environment import own_command
@@ -43,12 +45,14 @@ def prove(*, config: ProveConfig = ProveConfig()) -> int:  # noqa: B008 - frozen
     from paceline.prove.run import Job, dataset_of, records_path
     from paceline.prove.run import prove as run_proof
 
+    started_s = time.monotonic()
     dataset, records = dataset_of(config), records_path(config)
     plan_of(config, config.url or "http://127.0.0.1", dataset)  # mistakes show before a server is started
     with _server(config) as (url, pid), _Bar() as bar:
-        job = Job(config, url, dataset, records, tuple(own_command()), pid)
+        drafting_server = partial(_drafting_server, config) if config.url is None else None
+        job = Job(config, url, dataset, records, tuple(own_command()), pid, drafting_server)
         outcome = asyncio.run(run_proof(job, bar.update))
-    print(f"raw records: {records}", file=sys.stderr)
+    print(f"took {time_text(time.monotonic() - started_s)}, raw records in {records}", file=sys.stderr)
     return _report(outcome, config)
 
 
@@ -61,7 +65,14 @@ def _need_packages(config: ProveConfig) -> None:
 
 
 @contextmanager
-def _server(config: ProveConfig) -> Generator[tuple[str, int | None]]:
+def _drafting_server(config: ProveConfig) -> Generator[str]:
+    """The URL of another server that drafts wherever it can."""
+    with _server(config, "--speculation=on") as (url, _):
+        yield url
+
+
+@contextmanager
+def _server(config: ProveConfig, *flags: str) -> Generator[tuple[str, int | None]]:
     """The URL to measure, and the server's process if it is started here; it is ended in any case."""
     if config.url is not None:
         yield config.url, None
@@ -70,7 +81,7 @@ def _server(config: ProveConfig) -> Generator[tuple[str, int | None]]:
         raise BadInputError("give the server to measure as --url; `paceline-prove` has none to start (`pip install paceline` has)")
     from paceline.cli.child_server import running_server
 
-    arguments = [*([config.model] if config.model else []), "--port=0", *([f"--draft={config.draft}"] if config.draft else [])]
+    arguments = [*([config.model] if config.model else []), "--port=0", *([f"--draft={config.draft}"] if config.draft else []), *flags]
     print(f"starting `paceline serve {' '.join(arguments)}`", file=sys.stderr)
     log: deque[str] = deque(maxlen=_LOG_LINES)
     is_whole = False
@@ -110,7 +121,7 @@ class _Bar:
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, description=stage, completed=num_done, total=num_total, left=left)
         elif stage != self._stage:
-            print(f"{stage}: {num_done} of {num_total} requests{f', {left}' if left else ''}", file=sys.stderr, flush=True)
+            print(f"{stage}: {num_done} of {num_total}{f', {left}' if left else ''}", file=sys.stderr, flush=True)
         self._stage = stage
 
 
@@ -165,6 +176,6 @@ def _soak(config: ProveConfig) -> int:
     with _server(config) as (url, pid), _Bar() as bar:
         model = config.model if config.url is not None else None
         options = SoakOptions(duration_s, model=model, api_key=config.api_key, pid=pid)
-        result = asyncio.run(soak(url, options, lambda stage, done, total: bar.update(stage, done, total, None)))
+        result = asyncio.run(soak(url, options, lambda stage, done, total: bar.update(f"{stage}, seconds", done, total, total - done)))
     print_soak(result, Console())
     return result.verdict.exit_code

@@ -7,6 +7,7 @@ import difflib
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, cast, get_args
 
@@ -16,6 +17,7 @@ from cyclopts.config import Dict, Env
 
 from paceline.config import AnswerConfig, DraftServerConfig, EngineConfig, ServerConfig, flag, settings
 from paceline.errors import BadInputError
+from paceline.prove.options import ProveConfig
 
 # Flags of the interface that this build does not have yet, each with what stands in its place.
 ABSENT = {
@@ -160,7 +162,7 @@ def _refuse_absent(environment: Mapping[str, str], own: frozenset[str]) -> None:
 def misspelt_variables(environment: Mapping[str, str]) -> list[str]:
     """A warning for each `PACELINE_*` variable that nothing reads but that looks like one that is read."""
     known = [item.name for kind in (ServerConfig, AnswerConfig) for item, _ in settings(kind)]
-    known += [*_OTHER_VARIABLES, *ABSENT, *_ALIASES]
+    known += [*_OTHER_VARIABLES, *ABSENT, *_ALIASES, *(item.name for item in fields(ProveConfig))]
     given = [name.removeprefix("PACELINE_").lower() for name in sorted(environment) if name.startswith("PACELINE_")]
     near = {name: difflib.get_close_matches(name, known, n=1) for name in given if name not in known}
     return [

@@ -59,6 +59,21 @@ class DraftStats:
     num_accepted_tokens: int = 0
     accepted_histogram: list[int] = field(default_factory=list[int])  # index: accepted in a step; sums to num_spec_steps
     num_control_steps: int = 0  # plain ones in which drafts were held back from everyone, to learn what plain decoding takes
+    # `accepted_histogram` by the number of drafts in the step: what was not drafted was not rejected, and only this tells.
+    histograms_by_draft_length: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
+
+    def count_drafts(self, num_drafted: int, num_accepted: int, num_steps: int = 1) -> None:
+        """Steps that verified `num_drafted` (> 0) draft tokens each and accepted the first `num_accepted` of them."""
+        self.num_spec_steps += num_steps
+        self.num_draft_tokens += num_drafted * num_steps
+        self.num_accepted_tokens += num_accepted * num_steps
+        histogram = self.accepted_histogram
+        histogram.extend([0] * (num_accepted + 1 - len(histogram)))
+        histogram[num_accepted] += num_steps
+        of_length = self.histograms_by_draft_length.get(num_drafted)
+        if of_length is None:
+            of_length = self.histograms_by_draft_length[num_drafted] = [0] * (num_drafted + 1)
+        of_length[num_accepted] += num_steps
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@
 """
 
 import gc
+import logging
 import os
 import signal
 import sys
@@ -142,8 +143,10 @@ def _load_and_run(port: "EnginePort", is_orphan: Callable[[], bool]) -> int:
         if launch is None:
             return 1
         from paceline.executor.load import load_executor
+        from paceline.executor.profile import with_step_costs
 
         executor, facts = load_executor(launch.config, launch.folder, launch.draft_folder, port)
+        facts = with_step_costs(launch.config, executor, facts)
         loop = EngineLoop(Scheduler(SchedulerConfig.from_engine_config(launch.config), facts), executor)
     except PacelineError as error:
         port.send(wire.Failed(str(error), error.exit_code))
@@ -202,6 +205,8 @@ def _add(loop: EngineLoop, request: Request) -> list[TokenDelta]:
 def main() -> None:
     # The parent decides when the engine ends, also if someone signals the engine alone.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s engine: %(message)s")
+    logging.getLogger("paceline").setLevel(logging.INFO)
     sys.exit(serve_frames(sys.argv[1], int(sys.argv[2])))
 
 

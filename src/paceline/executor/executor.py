@@ -42,5 +42,10 @@ class Executor:
         with torch.inference_mode():
             self._outcomes.append(run_step(plan, self._slots, self._drafter, self._target))
 
+    def run_apart(self, plan: StepPlan) -> StepOutcome:
+        """Run a plan on slots of its own, which no request will see. Only before the first `submit`: it writes into pages."""
+        with torch.inference_mode():
+            return run_step(plan, SlotTable(self._slots.grammars), self._drafter, self._target)
+
     def collect(self) -> StepOutcome:
         return self._outcomes.popleft()

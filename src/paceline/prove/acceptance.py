@@ -18,6 +18,7 @@ class _Vllm(msgspec.Struct, frozen=True):
     num_accepted_draft_tokens: int
     num_draft_tokens: int
     num_spec_tokens: int | None = None
+    acceptance_histogram_by_draft_length: dict[str, list[int]] = {}
 
 
 class _VllmMetrics(msgspec.Struct, frozen=True):
@@ -93,7 +94,14 @@ def _from_vllm(encoded: bytes) -> Acceptance | None:
         num_spec_tokens=counts.num_spec_tokens,
         num_plain_steps=told.num_plain_steps,
         num_control_steps=told.num_control_steps,
+        histograms_by_draft_length=_by_length(counts.acceptance_histogram_by_draft_length),
     )
+
+
+def _by_length(told: dict[str, list[int]]) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """Histograms by the drafts that a step had, shortest first; a key that is no number is given as -1, which is refused."""
+    lengths = {length: int(length) if length.isdecimal() and len(length) < 6 else -1 for length in told}
+    return tuple(sorted((lengths[length], tuple(histogram)) for length, histogram in told.items()))
 
 
 def _from_tensorrt(encoded: bytes) -> Acceptance:
@@ -144,7 +152,9 @@ def _fault_of(told: Acceptance) -> str | None:
         return "more drafts were accepted than drafted"
     if len(told.histogram) > MAX_DRAFT_LENGTH + 1:
         return "the histogram of accepted drafts is longer than any draft"
-    return _histogram_fault(told.histogram, told) if told.histogram else None
+    if told.histogram and (fault := _histogram_fault(told.histogram, told)):
+        return fault
+    return _by_length_fault(told) if told.histograms_by_draft_length else None
 
 
 def _histogram_fault(histogram: Sequence[int], told: Acceptance) -> str | None:
@@ -155,3 +165,15 @@ def _histogram_fault(histogram: Sequence[int], told: Acceptance) -> str | None:
     if told.num_spec_tokens is not None and len(histogram) != told.num_spec_tokens + 1:
         return "the histogram of accepted drafts has not one bin for each number from 0 to the longest draft"
     return None
+
+
+def _by_length_fault(told: Acceptance) -> str | None:
+    """Some servers take drafts that a grammar forbids out of the count of draft tokens, so that one cannot be checked here."""
+    total = [0] * len(told.histogram)
+    for length, histogram in told.histograms_by_draft_length:
+        last = max((index for index, count in enumerate(histogram) if count), default=0)
+        if min(histogram, default=0) < 0 or not 0 < length <= MAX_DRAFT_LENGTH or last > length or last >= len(total):
+            return "a histogram by draft length accepts more than was drafted"
+        for index, count in enumerate(histogram[: last + 1]):
+            total[index] += count
+    return None if tuple(total) == told.histogram else "the histograms by draft length do not add up to the histogram of accepted drafts"

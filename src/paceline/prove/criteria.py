@@ -90,7 +90,7 @@ _OF_ARM: dict[str, _Metric] = {
         "tokens", False, lambda summary, _: None if summary.acceptance_length is None else summary.acceptance_length.token_weighted
     ),
 }
-_OF_RUN = {"error_rate": "of requests", "speedup": "x", "utilisation_percent": "%", "bandwidth_fraction": "of the bandwidth"}
+_OF_RUN = {"error_rate": "of requests", "speedup": "x", "gpu_utilisation_percent": "%", "bandwidth_fraction": "of the bandwidth"}
 METRICS = (*_OF_ARM, *_OF_RUN)
 
 
@@ -199,8 +199,8 @@ def _of_run(rule: Rule, evidence: Evidence) -> tuple[float | None, str]:
         ratios = [each.ratio for each in evidence.speedup if each.category == OVERALL]
         return (min(ratios) if rule.at_most is None else max(ratios)) if ratios else None, "of the mix"
     told = evidence.options.utilisation.get(rule.arm)
-    if told is None:
-        return None, "no counter of the device could be read here"
+    if told is None or told.device != "gpu":
+        return None, "no counter of a GPU could be read here"
     bandwidth = "not known" if told.bandwidth_fraction is None else f"{told.bandwidth_fraction:.0%}"
     if rule.metric == "bandwidth_fraction":
         return told.bandwidth_fraction, f"beside {told.percent:.0f} % by {told.counter}"

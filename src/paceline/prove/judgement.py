@@ -32,6 +32,7 @@ class Utilisation:
     percent: float  # mean over the arm's measured blocks
     counter: str  # such as "DCGM_FI_PROF_SM_ACTIVE"
     bandwidth_fraction: float | None = None  # of the device's memory bandwidth, 0 to 1
+    device: str = "gpu"  # or "cpu"
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ class Acceptance:
     num_spec_steps: int  # steps that verified at least one draft token
     num_draft_tokens: int
     num_accepted_draft_tokens: int
-    histogram: tuple[int, ...]  # index: drafts accepted in a step; sums to num_spec_steps
+    histogram: tuple[int, ...]  # index: drafts accepted in a step; sums to num_spec_steps; empty where the server does not tell
     num_spec_tokens: int | None = None  # the cap K
     num_plain_steps: int | None = None
     num_control_steps: int | None = None

@@ -5,7 +5,7 @@ Raw records are in a file before anything is computed from them, so that `judge_
 
 import asyncio
 from collections.abc import Callable
-from contextlib import AsyncExitStack
+from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
@@ -46,6 +46,8 @@ class Job:
     records: Path
     command: tuple[str, ...]
     pid: int | None = None
+    drafting_server: Callable[[], AbstractContextManager[str]] | None = None
+    """Starts a server that always drafts, for the certificate: one that weighs costs may draft too seldom to show a fault."""
 
     @property
     def criteria(self) -> str | None:
@@ -117,13 +119,16 @@ async def prove(job: Job, tell: Tell) -> Outcome:
     return judge_again(job.records)
 
 
-def judge_again(path: Path) -> Outcome:
-    """The proof that follows from raw records. Raises NotFoundError or BadInputError for a file that is none."""
+def judge_again(path: Path, criteria: str | None = None) -> Outcome:
+    """The proof that follows from raw records, with the thresholds of then unless others are given.
+
+    Raises NotFoundError or BadInputError for a file that is none.
+    """
     recorded = read_recorded(path)
     measurement, told = recorded.measurement, dict(recorded.environment)
     found = told.pop("utilisation_by_arm", None)
     options = JudgeOptions(recorded.dataset.prompts, recorded.is_quick, utilisation=_utilisation(found))
-    judgement = _judged(measurement, recorded.criteria, options)
+    judgement = _judged(measurement, criteria or recorded.criteria, options)
     return Outcome(_proof(judgement, measurement, recorded.certificate, told), measurement, recorded.dataset)
 
 
@@ -149,7 +154,8 @@ async def _certificate(job: Job, tell: Tell) -> Certificate | None:
         tell(f"certificate, {stage}", num_done, num_total, None)
 
     try:
-        return await certify(job.url, job.dataset.prompts, certify_options_of(job.config), show)
+        with nullcontext(job.url) if job.drafting_server is None else job.drafting_server() as url:
+            return await certify(url, job.dataset.prompts, certify_options_of(job.config), show)
     except asyncio.CancelledError:
         task = asyncio.current_task()
         if task is not None:

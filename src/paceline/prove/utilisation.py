@@ -105,7 +105,7 @@ def by_arm(samplers: dict[Arm, Sampler], runs: Sequence[BlockRun]) -> dict[Arm, 
     for arm, sampler in samplers.items():
         percent = sampler.percent([run for run in runs if run.arm == arm and run.phase == Phase.MEASURE])
         if percent is not None:
-            found[arm] = Utilisation(percent, sampler.counter)
+            found[arm] = Utilisation(percent, sampler.counter, device="cpu")
     return found
 
 

@@ -7,6 +7,7 @@ the level of a place (a range of batch and context); drafting steps only correct
 from bisect import bisect_left, bisect_right
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import pairwise
 from statistics import median_low
 
 from paceline.core.facts import EngineFacts, StepCosts
@@ -16,6 +17,8 @@ from paceline.scheduler.observation import StepObservation
 NUM_REFERENCE_STEPS = 3
 """Plain steps that a place needs before anything is drafted in it, and when it seems to have changed."""
 MAX_STEPS_WITHOUT_REFERENCE = 256
+MAX_STEPS_AWAY = 32
+"""After more steps in other places, or a change of speed seen there, what is known of a place must be confirmed."""
 _MAX_DEVIATION = 1.2
 """Drafting steps that differ by more from what is expected, for a while, call for new plain steps: they tell what has changed."""
 _LEVEL_TOLERANCE = 1.15
@@ -40,9 +43,9 @@ class TargetTable:
         for cost in costs.target:
             if cost.num_context_tokens == short:
                 sums.setdefault(cost.num_tokens, []).append(cost.ms)
-        points = sorted((tokens, min(times)) for tokens, times in sums.items()) or [
-            (tokens, share * _PRIOR_PLAIN_MS) for tokens, share in _PRIOR
-        ]
+        points = sorted((tokens, min(times)) for tokens, times in sums.items()) or [(1, _PRIOR_PLAIN_MS)]
+        last_tokens, last_ms = points[-1]
+        points += [(tokens, last_ms * share / _prior(last_tokens)) for tokens, share in _PRIOR if tokens > last_tokens]
         self._tokens: list[int] = []
         self._ms: list[float] = []
         for tokens, ms in points:
@@ -66,10 +69,20 @@ class TargetTable:
     def _interpolated(self, num_tokens: int) -> float:
         tokens, ms = self._tokens, self._ms
         if len(tokens) == 1:
-            return ms[0] * num_tokens / tokens[0] if num_tokens > tokens[0] else ms[0]
+            return ms[0] * max(num_tokens / tokens[0], 1.0)
         upper = min(max(bisect_left(tokens, num_tokens), 1), len(tokens) - 1)
         slope = (ms[upper] - ms[upper - 1]) / (tokens[upper] - tokens[upper - 1])
         return max(ms[upper - 1] + slope * (num_tokens - tokens[upper - 1]), ms[0])
+
+
+def _prior(num_tokens: int) -> float:
+    """Relative time of so many tokens where only fewer were measured."""
+    (low, low_share), (high, high_share) = _PRIOR[-2:]
+    for (left, left_share), (right, right_share) in pairwise(_PRIOR):
+        if num_tokens <= right:
+            (low, low_share), (high, high_share) = (left, left_share), (right, right_share)
+            break
+    return low_share + (high_share - low_share) * (num_tokens - low) / (high - low)
 
 
 def _context_slope(costs: StepCosts, short: int) -> float:
@@ -95,6 +108,8 @@ class Place:
     factors: dict[int, float] = field(default_factory=dict[int, float])  # what `correction` found, until there is more to find
     num_references_due: int = NUM_REFERENCE_STEPS
     num_steps_since_plain: int = 0
+    last_step: int = 0  # of the model's, here
+    epoch: int = 0  # the model's count of changes of speed, as known here
     num_steps_since_call: int = 3 * _NUM_RECENT  # for new plain steps
 
     @property
@@ -102,16 +117,30 @@ class Place:
         """Whether the next step here should be a plain one."""
         return self.num_references_due > 0 or self.num_steps_since_plain >= MAX_STEPS_WITHOUT_REFERENCE
 
-    def observe_plain(self, ratio: float) -> None:
+    def doubt(self) -> None:
+        """What is known may be out of date."""
+        self.num_references_due = max(self.num_references_due, NUM_REFERENCE_STEPS)
+        self.pending.clear()
+        self.recent.clear()
+
+    @property
+    def caution(self) -> float:
+        """Factor, at most 1: drafting steps that have lately become faster than expected hint that plain ones have, too."""
+        return min(median_low(self.recent), 1.0) if len(self.recent) > 1 else 1.0
+
+    def observe_plain(self, ratio: float) -> bool:
+        """Returns whether the speed has changed."""
         self.plain.append(ratio)
         self.num_references_due = max(self.num_references_due - 1, 0)
         self.num_steps_since_plain = 0
         before = self.level
+        has_changed = False
         newest = list(self.plain)[-NUM_REFERENCE_STEPS:]
         if before is not None and len(newest) == NUM_REFERENCE_STEPS:
             is_slower = min(newest) > before * _LEVEL_TOLERANCE
             is_faster = max(newest) * _LEVEL_TOLERANCE < before
-            if is_slower or is_faster:
+            has_changed = is_slower or is_faster
+            if has_changed:
                 self.plain.clear()
                 self.plain.extend(newest)
                 self.pending.clear()
@@ -119,6 +148,7 @@ class Place:
         self.level = median_low(self.plain)
         if before is not None and self.num_references_due == 0:
             self._settle_pending()
+        return has_changed
 
     def _settle_pending(self) -> None:
         """Plain steps on both sides agree, so what lies between was measured against the level."""
@@ -167,10 +197,16 @@ class CostModel:
         self._table = TargetTable(facts.step_costs)
         self._places: dict[str, Place] = {}
         self._level = 1.0  # of the place that was last seen
+        self._num_steps = 0
+        self._epoch = 0
 
     def place(self, num_rows: int, num_context_tokens: int) -> Place:
         """`num_context_tokens`: of all rows together."""
-        return self._places.setdefault(rows_context_band(num_rows, num_context_tokens), Place())
+        place = self._places.setdefault(rows_context_band(num_rows, num_context_tokens), Place())
+        if place.epoch != self._epoch or self._num_steps - place.last_step > MAX_STEPS_AWAY:
+            place.doubt()
+            place.epoch, place.last_step = self._epoch, self._num_steps
+        return place
 
     def batch(self, num_rows: int, num_context_tokens: int) -> "BatchCost":
         """Costs of steps of these rows, as known now."""
@@ -180,12 +216,16 @@ class CostModel:
 
     def observe(self, step: StepObservation) -> None:
         """Learns from a step without prompt chunks."""
+        self._num_steps += 1
         place = self.place(step.num_rows, step.num_context_tokens)
+        place.last_step = self._num_steps
         target_ms = step.duration_ms - step.propose_ms
         context_ms = self._table.context_ms(step.num_rows, step.num_context_tokens)
         ratio = target_ms / (self._table.ms(step.num_target_tokens) + context_ms)
         if step.num_drafted_tokens == 0:
-            place.observe_plain(ratio)
+            if place.observe_plain(ratio):
+                self._epoch += 1
+                place.epoch = self._epoch
             self._level = place.level if place.level is not None else self._level
         else:
             place.observe_drafting(_knot(step.num_target_tokens), ratio)
@@ -205,6 +245,11 @@ class BatchCost:
     def plain_ms(self) -> float:
         """A plain step: low where noise only adds, being a median of what was measured lately."""
         return (self.table.ms(self.num_rows) + self.context_ms) * self.level
+
+    @property
+    def low_plain_ms(self) -> float:
+        """The same where too much would be dangerous."""
+        return self.plain_ms * self.place.caution
 
     def target_ms(self, num_tokens: int) -> float:
         """A step with so many target tokens."""

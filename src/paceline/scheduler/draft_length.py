@@ -154,7 +154,7 @@ class GuardedDraftLength:
         self._account.spend(step.duration_ms)
         if step.num_drafted_tokens:
             # A step with drafts runs all that a plain one does, so the latter cannot take longer.
-            plain_ms = min(self._costs.batch(step.num_rows, step.num_context_tokens).plain_ms, step.duration_ms - step.propose_ms)
+            plain_ms = min(self._costs.batch(step.num_rows, step.num_context_tokens).low_plain_ms, step.duration_ms - step.propose_ms)
             self._account.credit(step.num_emitted_tokens / step.num_rows * plain_ms - step.duration_ms)
         elif step.num_allotted_tokens or step.num_late_tokens:
             self._account.credit(-step.propose_ms)

@@ -354,10 +354,7 @@ class Scheduler:
         if num_drafted == 0:
             own.num_plain_steps += 1
             return
-        own.num_spec_steps += 1
-        own.num_draft_tokens += num_drafted
-        own.num_accepted_tokens += num_accepted
-        own.accepted_histogram[num_accepted] += 1
+        own.count_drafts(num_drafted, num_accepted)
         total = self._stats
         total.num_drafts += 1
         total.num_draft_tokens += num_drafted

@@ -42,7 +42,8 @@ class Tally:
         if self.first_s is None:
             self.first_s = now_s
         elif delta.num_drafted:
-            self._count_drafted_step(delta)
+            if delta.token_ids:  # a delta is one step: its accepted drafts and one more token
+                self.counted.count_drafts(delta.num_drafted, len(delta.token_ids) - 1)
         elif delta.token_ids:
             self.counted.num_plain_steps += 1
             self.counted.num_control_steps += delta.is_control
@@ -79,18 +80,6 @@ class Tally:
     @property
     def token_span_s(self) -> float:
         return 0.0 if self.first_s is None else self.last_s - self.first_s
-
-    def _count_drafted_step(self, delta: TokenDelta) -> None:
-        """A delta is one step: its accepted drafts and one more token. The first one, the prompt's, is no decode step."""
-        if not delta.token_ids:
-            return
-        num_accepted = len(delta.token_ids) - 1
-        histogram = self.counted.accepted_histogram
-        histogram.extend([0] * (num_accepted + 1 - len(histogram)))
-        histogram[num_accepted] += 1
-        self.counted.num_spec_steps += 1
-        self.counted.num_draft_tokens += delta.num_drafted
-        self.counted.num_accepted_tokens += num_accepted
 
 
 class TextSink(Protocol):
@@ -278,14 +267,11 @@ async def _merge(
 
 
 def _add(total: DraftStats, part: DraftStats) -> None:
-    total.num_spec_steps += part.num_spec_steps
     total.num_plain_steps += part.num_plain_steps
     total.num_control_steps += part.num_control_steps
-    total.num_draft_tokens += part.num_draft_tokens
-    total.num_accepted_tokens += part.num_accepted_tokens
-    total.accepted_histogram.extend([0] * (len(part.accepted_histogram) - len(total.accepted_histogram)))
-    for num_accepted, num_steps in enumerate(part.accepted_histogram):
-        total.accepted_histogram[num_accepted] += num_steps
+    for num_drafted, histogram in part.histograms_by_draft_length.items():
+        for num_accepted, num_steps in enumerate(histogram):
+            total.count_drafts(num_drafted, num_accepted, num_steps)
 
 
 def _finished(tally: Tally, reason: FinishReason) -> FinishedRequest:

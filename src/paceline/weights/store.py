@@ -19,6 +19,7 @@ from typing import cast
 
 from filelock import FileLock, Timeout
 
+from paceline.core.cache import cache_root
 from paceline.core.progress import Progress
 from paceline.errors import BadInputError, MissingError
 from paceline.models.convert import CONVERSION_FORMAT, convert_gguf
@@ -138,8 +139,7 @@ class ModelStore:
 
 def default_store() -> ModelStore:
     """The cache under PACELINE_CACHE, or ~/.cache/paceline."""
-    configured = os.environ.get("PACELINE_CACHE")
-    return ModelStore(Path(configured).expanduser().absolute() if configured else Path.home() / ".cache" / "paceline")
+    return ModelStore(cache_root())
 
 
 def read_manifest(folder: Path) -> Manifest | None:

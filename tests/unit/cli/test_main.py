@@ -9,13 +9,14 @@ import pytest
 
 from paceline import __version__
 from paceline.cli import show as show_module
-from paceline.cli.main import explain, run
+from paceline.cli.main import run
+from paceline.cli.outcome import explain
 from paceline.errors import BadInputError, EngineDeadError, MissingError, NotFoundError, PacelineError
 
-VERBS = ("serve", "generate", "chat", "models", "doctor", "config")
+VERBS = ("serve", "generate", "chat", "prove", "models", "doctor", "config")
 
 
-@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["serve", "--help"], ["config", "show"]])
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["serve", "--help"], ["prove", "--help"], ["config", "show"]])
 def test_help_and_version_load_nothing_heavy(arguments: list[str]) -> None:
     heavy = "torch numpy fastapi pydantic uvicorn tokenizers zmq msgspec rich.progress"
     program = f"import sys; from paceline.cli.main import run; code = run({arguments}); "

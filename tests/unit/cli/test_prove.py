@@ -50,7 +50,7 @@ def test_a_proof_is_printed_and_written(jobs: list[Job], tmp_path: Path, capsys:
     captured = capsys.readouterr()
     assert "PASS: " in captured.out
     assert "not SPEED-Bench" in captured.out
-    assert "concurrency 1, block 1 of 8, baseline: 3 of 10 requests, 1 min 30 s left" in captured.err
+    assert "concurrency 1, block 1 of 8, baseline: 3 of 10, 1 min 30 s left" in captured.err
     assert json.loads((tmp_path / "out.json").read_text())["verdict"] == "PASS"
     assert "<svg" in (tmp_path / "out.html").read_text()
     assert (tmp_path / "saved/speed-bench/baseline-concurrency1/timing.json").exists()
@@ -60,7 +60,7 @@ def test_a_proof_is_printed_and_written(jobs: list[Job], tmp_path: Path, capsys:
 
 @pytest.mark.parametrize("verdict", list(Verdict))
 def test_each_verdict_has_its_exit_code(monkeypatch: pytest.MonkeyPatch, verdict: Verdict) -> None:
-    monkeypatch.setattr(run_module, "judge_again", lambda path: outcome(verdict))
+    monkeypatch.setattr(run_module, "judge_again", lambda path, criteria: outcome(verdict))
     code = {"PASS": 0, "FAIL": 1, "INVALID": 4, "INCONCLUSIVE": 5}[verdict.value]
     assert run(["prove", "--from-records", "x.jsonl"]) == code
 
@@ -118,6 +118,13 @@ def test_a_server_is_started_with_the_flags_it_needs_and_ended(jobs: list[Job], 
     assert run(["prove", "--model", "some/model", "--draft", "ngram"]) == 0
     assert events == [["some/model", "--port=0", "--draft=ngram"], "ended"]
     assert (jobs[-1].url, jobs[-1].pid, jobs[-1].criteria) == ("http://127.0.0.1:5", 77, "cpu")
+    start = jobs[-1].drafting_server
+    assert start is not None, "the certificate is of a server that drafts wherever it can"
+    with start() as url:
+        assert url == "http://127.0.0.1:5"
+    assert events[2:] == [["some/model", "--port=0", "--draft=ngram", "--speculation=on"], "ended"]
+    assert run(["prove", "--url", "http://127.0.0.1:7"]) == 0
+    assert jobs[-1].drafting_server is None
 
 
 def test_the_log_of_a_server_that_fails_is_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,6 +27,14 @@ def test_vllms_and_ours() -> None:
     assert read({"speculative_decoding": without}) == (Acceptance(41, 123, 70, (10, 8, 7, 16)), None)
 
 
+def test_histograms_by_draft_length() -> None:
+    by_length = {"3": [8, 5, 5, 16], "1": [2, 3], "2": [0, 0, 2, 0]}
+    acceptance, fault = read({"speculative_decoding": {**VLLM, "acceptance_histogram_by_draft_length": by_length}})
+    assert fault is None
+    assert acceptance is not None
+    assert acceptance.histograms_by_draft_length == ((1, (2, 3)), (2, (0, 0, 2, 0)), (3, (8, 5, 5, 16)))
+
+
 def test_tensorrt_llms_sglangs_and_llama_cpps() -> None:
     tensorrt = {
         "acceptance_rate": 0.5, "acceptance_histogram": [2, 0, 1], "num_spec_steps": 3, "num_spec_tokens": 2,
@@ -60,6 +68,10 @@ def test_no_account_is_not_an_account_of_zero() -> None:
         ({"num_spec_steps": True}, "cannot be read"),
         ({"num_draft_tokens": None}, "cannot be read"),
         ({"num_draft_tokens": 10**30}, "(absurdly large|cannot be read)"),
+        ({"acceptance_histogram_by_draft_length": {"3": [10, 8, 7, 15]}}, "by draft length do not add up"),
+        ({"acceptance_histogram_by_draft_length": {"2": [10, 8, 7, 16]}}, "more than was drafted"),
+        ({"acceptance_histogram_by_draft_length": {"x": [10, 8, 7, 16]}}, "more than was drafted"),
+        ({"acceptance_histogram_by_draft_length": {"3": [10, 8, 7, 17], "1": [0, 0, 0, 0, -1]}}, "more than was drafted"),
         ({"acceptance_histogram": [41] + [0] * 5000, "num_accepted_draft_tokens": 0, "num_spec_tokens": 5000}, "longer than any draft"),
     ],
 )

@@ -74,7 +74,7 @@ def test_counters_of_the_server_within_one_percent(factor: float, is_noticed: bo
 
 
 def test_counters_are_not_compared_where_a_request_broke_off() -> None:
-    records = [record(place=1), replace(record(place=1), error="cut", acceptance=None)]
+    records = [record(place=1), replace(record(place=1), error="cut")]
     assert accounts(records, [run(records, factor=9.0)]) == []
 
 

@@ -49,6 +49,8 @@ async def test_a_whole_proof_and_the_same_again_from_its_records(tmp_path: Path)
     assert "s3cret" not in str(proof.environment)
     assert "not SPEED-Bench" in str(proof.environment["dataset"])
     assert as_document(judge_again(records).proof) == as_document(proof)
+    assert proof.criteria == ()
+    assert len(judge_again(records, "source").proof.criteria) >= 5
 
 
 async def test_stopped_early_it_keeps_what_it_has_and_is_inconclusive(tmp_path: Path) -> None:

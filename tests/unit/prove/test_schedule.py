@@ -3,7 +3,7 @@
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import BadInputError
@@ -60,6 +60,7 @@ def test_several_draft_lengths_are_tried_there_and_back_before_the_first_block()
     assert not any(run.pilot_length for run in schedule(Plan(URL, make_dataset(), concurrencies=(1,), draft_lengths=(2,))))
 
 
+@settings(deadline=None)
 @given(number=st.integers(1, 60), num_blocks=st.integers(1, 12), concurrency=st.integers(0, 60))
 def test_blocks_hold_everything_and_fill_the_slots(number: int, num_blocks: int, concurrency: int) -> None:
     concurrency = min(concurrency, number)

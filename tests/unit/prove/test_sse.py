@@ -1,7 +1,7 @@
 """Events come out the same however the bytes were cut."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.prove import sse
@@ -24,6 +24,7 @@ EVENTS = [
 ]  # fmt: skip
 
 
+@settings(deadline=None)
 @given(cuts=st.lists(st.integers(0, len(STREAM)), max_size=20))
 def test_any_cut_gives_the_same_events(cuts: list[int]) -> None:
     events, found = Events(), []

@@ -142,6 +142,10 @@ def check(scenario: Scenario, depth: int) -> None:
         assert stats is not None
         assert sum(stats.draft.accepted_histogram) == stats.draft.num_spec_steps
         assert len(stats.draft.accepted_histogram) == stats.max_draft_length + 1
+        by_length = stats.draft.histograms_by_draft_length
+        assert sum(length * sum(histogram) for length, histogram in by_length.items()) == stats.draft.num_draft_tokens
+        padded = [histogram + [0] * (stats.max_draft_length - length) for length, histogram in by_length.items()]
+        assert not padded or [sum(column) for column in zip(*padded, strict=True)] == stats.draft.accepted_histogram
         assert min(stats.queue_ms, stats.prefill_ms, stats.decode_ms) >= 0
         assert stats.num_cached_tokens < len(driver.requests[request_id].prompt_token_ids)
     totals = driver.scheduler.stats()

@@ -339,7 +339,7 @@ def test_request_stats_and_times() -> None:
     # 10 tokens: one from the prompt, then three steps of 2 accepted drafts and a bonus token
     assert stats.draft.num_spec_steps == 3
     assert stats.draft.num_draft_tokens == stats.draft.num_accepted_tokens == 6
-    assert stats.draft.accepted_histogram == [0, 0, 3]
+    assert (stats.draft.accepted_histogram, stats.draft.histograms_by_draft_length) == ([0, 0, 3], {2: [0, 0, 3]})
     assert stats.draft.num_plain_steps == 0
     totals = driver.scheduler.stats()
     assert (totals.num_steps, totals.num_generation_tokens, totals.num_drafts) == (4, 10, 3)
@@ -387,8 +387,7 @@ def test_a_build_without_a_drafter_plans_no_drafts() -> None:
     driver.run()
     assert all(span.draft_budget == 0 for plan in driver.plans for span in plan.spans)
     stats = driver.final("a").stats
-    assert stats is not None
-    assert stats.max_draft_length == 0
+    assert stats is not None and stats.max_draft_length == 0
     assert stats.draft.accepted_histogram == [0]
 
 

@@ -135,8 +135,8 @@ async def test_metrics_and_usage_of_an_answer(speak: Callable[..., Site], tokeni
         "speculative_decoding", "num_plain_steps", "num_control_steps", "verification", "lossless", "queue_ms", "prefill_ms", "decode_ms",
     ]  # fmt: skip
     assert list(spec) == [
-        "mean_acceptance_length", "draft_acceptance_rate", "acceptance_histogram", "num_spec_steps", "num_accepted_draft_tokens",
-        "num_draft_tokens", "num_spec_tokens",
+        "mean_acceptance_length", "draft_acceptance_rate", "acceptance_histogram", "acceptance_histogram_by_draft_length",
+        "num_spec_steps", "num_accepted_draft_tokens", "num_draft_tokens", "num_spec_tokens",
     ]  # fmt: skip
     assert spec["mean_acceptance_length"] == 1 + spec["num_accepted_draft_tokens"] / spec["num_spec_steps"]
     assert spec["draft_acceptance_rate"] == spec["num_accepted_draft_tokens"] / spec["num_draft_tokens"]

@@ -1,6 +1,7 @@
 """The certificate of a server, over HTTP: finds out what it offers, compares tokens, tests laws, and says what it breaks."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -8,8 +9,9 @@ import aiohttp
 
 from paceline.prove.certificate.cases import WORDS, list_text, page_aligned
 from paceline.prove.certificate.chi_square import holm_thresholds
+from paceline.prove.certificate.findings import absences, broken_laws, broken_tokens, failures, unknown_divergences, unseen_drafts
 from paceline.prove.certificate.identity import Arms, Comparison, Question, compare, salt
-from paceline.prove.certificate.law_tests import MIN_CONTEXT_SAMPLES, LawReport, LawTests
+from paceline.prove.certificate.law_tests import LawReport, LawTests
 from paceline.prove.certificate.options import CertifyOptions, ShowProgress
 from paceline.prove.certificate.server import Server, first_model, root_url
 from paceline.prove.datasets.prompt import Prompt as Conversation
@@ -18,7 +20,6 @@ from paceline.prove.results import Certificate, LawTest
 _COPY = "Repeat this list exactly, word for word:{words}.\nThe list again:"
 _NUM_COPIES = 2  # prompts that make every drafter draft, beside those given
 _PROBE_TOKENS = 12
-_NO_ROUTE = ("HTTP 404", "HTTP 405", "HTTP 501")
 
 
 def _silent(stage: str, num_done: int, num_total: int) -> None:
@@ -129,41 +130,14 @@ async def _law_prompt(offer: _Offer, seed: int) -> tuple[int, ...] | str:
 def _certificate(offer: _Offer, greedy: Comparison, seeded: Comparison, laws: LawReport, options: CertifyOptions) -> Certificate:
     tests = _judged(laws.tests, options.alpha)
     counts = [found.num_draft_tokens for found in (greedy, seeded) if found.num_draft_tokens is not None]
-    num_draft_tokens = sum(counts) if counts else None
     divergences = (*greedy.divergences, *seeded.divergences)
-    broken = [
-        f"{found.kind} output of {found.question_id} differs from plain decoding at token {found.position}: "
-        f"{found.tokens[1]!r} instead of {found.tokens[0]!r}, {found.top2_gap:.3f} nats apart, no near tie"
-        for found in divergences
-        if found.is_near_tie is False and found.top2_gap is not None
-    ]
-    broken += [
-        f"{test.option} does not keep its law: chi-square {test.chi2:.1f} with {test.num_degrees} degrees of freedom, p = {test.p:.1e} "
-        f"over {test.num_samples} samples"
-        for test in tests
-        if test.is_broken
-    ]
-    broken += [f"{option} is refused: {words}" for option, words in laws.refused.items()]
-    unknown = [
-        f"{found.kind} output of {found.question_id} differs from plain decoding at token {found.position}: "
-        + ("whether by a near tie cannot be known under a seed" if found.kind == "seeded" else "the server gives no log-probabilities")
-        for found in divergences
-        if found.is_near_tie is None
-    ]
-    if num_draft_tokens == 0:
-        unknown.append("no draft was verified in any compared answer: speculation is off, or its drafter found nothing")
-    unknown += [
-        f"{test.option}: a draft was verified in only {test.num_drafted} of {test.num_samples} samples"
-        for test in tests
-        if test.num_drafted is not None and test.num_drafted < MIN_CONTEXT_SAMPLES
-    ]
+    num_draft_tokens = sum(counts) if counts else None
+    errors = Counter(greedy.errors) + Counter(seeded.errors) + laws.errors
+    broken = [*broken_tokens(divergences), *broken_laws(tests), *failures(errors)]
+    unknown = [*unknown_divergences(divergences), *unseen_drafts(num_draft_tokens, tests), *absences(errors)]
     if seeded.is_identical is None:
         unknown.append("seeded output: there is no plain arm with seeds to compare it with")
-    errors = {**greedy.errors, **seeded.errors, **laws.errors}
-    # A server without the route breaks no promise of its output.
-    absent = [text for text in errors if text.startswith(_NO_ROUTE)]
-    unknown += [f"output: the server has no /v1/completions ({text})" for text in absent]
-    broken += [f"requests failed: {text} ({count} times)" for text, count in errors.items() if text not in absent]
+    unknown += [f"{option} is refused: {words}" for option, words in laws.refused.items()]
     return Certificate(
         greedy_identical=greedy.is_identical,
         seeded_identical=seeded.is_identical,

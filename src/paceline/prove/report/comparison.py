@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from paceline.prove.record import Arm
-from paceline.prove.report.words import NONE, TIMES, arm_of, cell_of, concurrencies, interval, number, significant, times
+from paceline.prove.report.words import NONE, TIMES, arm_of, cell_of, concurrencies, interval_words, number, significant, times
 from paceline.prove.results import ArmSummary, Proof
 
 _VISIBLE_CHANGE = 0.005  # below half a per cent both are called the same
@@ -20,7 +20,7 @@ class Row:
     baseline: str
     speculative: str
     improvement: str
-    is_better: bool | None  # None: the same, or not to be judged
+    is_better: bool | None = None  # None: no interval shows it
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,28 +51,28 @@ def _rows(proof: Proof, concurrency: int) -> Iterator[Row]:
     if cell is not None:
         low, high = cell.ci95
         verdict = True if low > 1 else False if high < 1 else None
-        yield Row("speed over the same tokens", times(1.0), times(cell.ratio), f"95 % interval {interval(cell.ci95)}", verdict)
+        yield Row("speed over the same tokens", times(1.0), times(cell.ratio), interval_words(cell.ci95), verdict)
     plain, fast = arm_of(proof, Arm.BASELINE, concurrency), arm_of(proof, Arm.SPECULATIVE, concurrency)
     for measure in _MEASURES:
         before = None if plain is None else measure.value(plain)
         after = None if fast is None else measure.value(fast)
         if before is not None or after is not None:
-            yield Row(measure.label, significant(before), significant(after), *improvement(before, after, measure.is_time))
+            yield Row(measure.label, significant(before), significant(after), improvement(before, after, measure.is_time))
     yield from _utilisation_rows(proof, concurrency)
 
 
-def improvement(before: float | None, after: float | None, is_time: bool) -> tuple[str, bool | None]:
-    """What became of a figure, in words, and whether that is better; a ratio of nothing is NONE."""
+def improvement(before: float | None, after: float | None, is_time: bool) -> str:
+    """What became of a figure, in words; a ratio of nothing is NONE."""
     if before is None or after is None or not (math.isfinite(before) and math.isfinite(after)) or before <= 0 or after <= 0:
-        return NONE, None
+        return NONE
     change = after / before - 1
     if abs(change) < _VISIBLE_CHANGE:
-        return "the same", None
+        return "the same"
     if is_time:
-        return f"{abs(change) * 100:.0f} % {'longer' if change > 0 else 'shorter'}", change < 0
+        return f"{abs(change) * 100:.0f} % {'longer' if change > 0 else 'shorter'}"
     if change >= 1:
-        return f"{after / before:.1f}{TIMES} as much", True
-    return f"{abs(change) * 100:.0f} % {'more' if change > 0 else 'less'}", change > 0
+        return f"{after / before:.1f}{TIMES} as much"
+    return f"{abs(change) * 100:.0f} % {'more' if change > 0 else 'less'}"
 
 
 def _utilisation_rows(proof: Proof, concurrency: int) -> Iterator[Row]:
@@ -84,12 +84,10 @@ def _utilisation_rows(proof: Proof, concurrency: int) -> Iterator[Row]:
     shown = False
     for entry in cast(list[Mapping[str, object]], entries) if isinstance(entries, list) else ():
         if entry.get("concurrency") == concurrency:
-            yield Row(
-                f"utilisation (%): {entry.get('counter')}", _percent(entry.get("baseline")), _percent(entry.get("speculative")), NONE, None
-            )
+            yield Row(f"utilisation (%): {entry.get('counter')}", _percent(entry.get("baseline")), _percent(entry.get("speculative")), NONE)
             shown = True
     if not shown:
-        yield Row("utilisation (%)", NONE, NONE, "no counter was readable", None)
+        yield Row("utilisation (%)", NONE, NONE, "no counter was readable")
 
 
 def _percent(value: object) -> str:

@@ -16,6 +16,7 @@ from paceline.prove.report.words import (
     certificate_sentence,
     concurrencies,
     interval,
+    interval_words,
     number,
     overall,
     significant,
@@ -49,7 +50,7 @@ def figures(proof: Proof) -> Markup:
         tag(
             "div",
             tag("dt", at_concurrency(cell.concurrency)),
-            tag("dd", times(cell.ratio), tag("small", f"95 % interval {interval(cell.ci95)}"), tag("small", f"{cell.num_pairs} pairs")),
+            tag("dd", times(cell.ratio), tag("small", interval_words(cell.ci95)), tag("small", f"{cell.num_pairs} pairs")),
         )
         for cell in overall(proof)
     ]
@@ -65,7 +66,8 @@ def traditional_and_accelerated(proof: Proof) -> Markup:
             rows.append(_line((row.label, row.baseline, row.speculative, tag("td", row.improvement, class_=tone))))
     if not rows:
         return _note("Nothing was measured.")
-    return table(("", "traditional", "accelerated", "improvement"), rows)
+    note = "The first line of each part is the proof; the others are as measured, without intervals of their own."
+    return joined((table(("", "traditional", "accelerated", "improvement"), rows), _note(note)))
 
 
 def speedups(proof: Proof) -> Markup:
@@ -188,7 +190,7 @@ def criteria(proof: Proof) -> Markup:
 def certificate(found: Certificate | None) -> Markup:
     """Whether both arms give the same text, and whether sampling keeps the model's law."""
     if found is None:
-        return _note("Not asked for; `--certify` compares the answers of both arms token by token, and tests the law of sampled ones.")
+        return _note("Not asked for; --certify compares the answers of both arms token by token, and tests the law of sampled ones.")
     words = {True: tag("td", "identical", class_="yes"), False: tag("td", "not identical", class_="no"), None: tag("td", "not compared")}
     rows = [_line(("greedy answers", words[found.greedy_identical])), _line(("seeded answers", words[found.seeded_identical]))]
     tone = {True: "yes", False: "no", None: "unsure"}[found.holds]

@@ -47,6 +47,12 @@ def interval(bounds: tuple[float, float]) -> str:
     return f"{number(bounds[0])} to {number(bounds[1])}" if all(map(math.isfinite, bounds)) else NONE
 
 
+def interval_words(bounds: tuple[float, float]) -> str:
+    """The same as a phrase."""
+    text = interval(bounds)
+    return "too few blocks for an interval" if text == NONE else f"95 % interval {text}"
+
+
 def threshold_parts(threshold: str) -> tuple[str, str]:
     """A threshold, and under which conditions it was measured, if those stand behind it in parentheses."""
     bound, _, conditions = threshold.partition(" (")
@@ -79,7 +85,7 @@ def cell_of(proof: Proof, concurrency: int, category: str = OVERALL) -> Speedup 
 def headline(proof: Proof) -> str:
     """The verdict as a plain sentence, and the measured ratios behind it."""
     cells = overall(proof)
-    shown = "; ".join(f"{times(cell.ratio)} at {at_concurrency(cell.concurrency)} (95 % interval {interval(cell.ci95)})" for cell in cells)
+    shown = "; ".join(f"{times(cell.ratio)} at {at_concurrency(cell.concurrency)} ({interval_words(cell.ci95)})" for cell in cells)
     return _SENTENCES[proof.verdict] + (f" Speed over the same tokens: {shown}." if shown else "")
 
 

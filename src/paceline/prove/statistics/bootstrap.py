@@ -14,6 +14,10 @@ from numpy.typing import NDArray
 from paceline.prove.statistics.ratio import Design, Ints, LogRatio, spread, without_order
 from paceline.prove.statistics.student import Floats, student_quantile, student_tail
 
+# Far out, a ratio of totals is more skewed than its multipliers show: bounds for 95 % over eleven cells were measured to hold together in
+# 90-96 % of runs at eight and sixteen blocks. Those computed for 97 % hold in 93-98 %.
+SIMULTANEOUS_LEVEL = 0.97
+
 FEW_BLOCKS = 6  # below, multipliers alone are too coarse: no bound is tighter than Student's
 _WEBB = np.sqrt(np.array([0.5, 1.0, 1.5]))
 
@@ -83,14 +87,14 @@ def tail_probability(estimate: LogRatio, draws: Floats) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class SimultaneousBounds:
-    """Of the ratio of each cell: all lower bounds hold at once with 95 %, and so do all upper ones. None: too few blocks."""
+    """Of the ratio of each cell, for 95 %: all lower bounds hold at once, and so do all upper ones. None: too few blocks."""
 
     low: tuple[float | None, ...]
     high: tuple[float | None, ...]
     tail: float  # what each cell's own one-sided error is, so that the error of all together is 5 %
 
 
-def simultaneous(cells: Sequence[tuple[LogRatio, Floats]], confidence: float = 0.95) -> SimultaneousBounds:
+def simultaneous(cells: Sequence[tuple[LogRatio, Floats]], level: float = SIMULTANEOUS_LEVEL) -> SimultaneousBounds:
     """Bounds by the largest t over cells, each (estimate [], draws [num_draws]); draws of cells with common blocks share multipliers.
 
     Cells differ in their numbers of blocks, so t is compared as its tail probability under each cell's own Student law.
@@ -99,14 +103,14 @@ def simultaneous(cells: Sequence[tuple[LogRatio, Floats]], confidence: float = 0
     low: list[float | None] = [None] * len(cells)
     high: list[float | None] = [None] * len(cells)
     if not known:
-        return SimultaneousBounds(tuple(low), tuple(high), 1 - confidence)
+        return SimultaneousBounds(tuple(low), tuple(high), 1 - level)
     smallest = np.full((2, cells[known[0]][1].shape[0]), 0.5)
     for index in known:
         estimate, draws = cells[index]
         for side, signed in enumerate((draws, -draws)):
             smallest[side] = np.minimum(smallest[side], student_tail(signed, estimate.design.df))
     # Multipliers have a symmetric law, so the two sides are two samples of one.
-    tail = min(float(np.quantile(smallest.reshape(-1), 1 - confidence, method="lower")), 1 - confidence)
+    tail = min(float(np.quantile(smallest.reshape(-1), 1 - level, method="lower")), 1 - level)
     for index in known:
         estimate = cells[index][0]
         bounds = _bounds(estimate, np.array(student_quantile(tail, estimate.design.df)))

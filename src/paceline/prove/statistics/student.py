@@ -1,6 +1,7 @@
 """Student's and the normal law, for whole degrees of freedom, vectorised; so that prove needs no scipy."""
 
 import math
+from functools import lru_cache
 from statistics import NormalDist
 
 import numpy as np
@@ -33,6 +34,7 @@ def student_tail(t: Floats, df: int) -> Floats:
     return np.clip((1.0 - inside) / 2, 0.0, 1.0)
 
 
+@lru_cache(maxsize=4096)  # cells of one design ask for the same one
 def student_quantile(tail: float, df: int) -> float:
     """The t that is exceeded with probability `tail`, in (0, 0.5]; infinite where that cannot be told from 0."""
     assert 0.0 <= tail <= 0.5

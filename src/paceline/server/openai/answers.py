@@ -54,6 +54,9 @@ class AnswerMetrics:
                 "mean_acceptance_length": 1 + draft.num_accepted_tokens / draft.num_spec_steps if draft.num_spec_steps else 1.0,
                 "draft_acceptance_rate": draft.num_accepted_tokens / draft.num_draft_tokens if draft.num_draft_tokens else 0.0,
                 "acceptance_histogram": histogram,
+                "acceptance_histogram_by_draft_length": {
+                    str(length): of_length for length, of_length in sorted(draft.histograms_by_draft_length.items())
+                },
                 "num_spec_steps": draft.num_spec_steps,
                 "num_accepted_draft_tokens": draft.num_accepted_tokens,
                 "num_draft_tokens": draft.num_draft_tokens,

@@ -73,6 +73,7 @@ _SPECULATION = _object(
     mean_acceptance_length={"type": "number", "minimum": 1},
     draft_acceptance_rate={"type": "number", "minimum": 0, "maximum": 1},
     acceptance_histogram=_list(_COUNT),
+    acceptance_histogram_by_draft_length={"type": "object", "additionalProperties": _list(_COUNT)},
     num_spec_steps=_COUNT,
     num_accepted_draft_tokens=_COUNT,
     num_draft_tokens=_COUNT,

@@ -68,6 +68,7 @@ def test_arithmetic_of_the_interfaces_example() -> None:
         num_draft_tokens=123,
         num_accepted_tokens=70,
         accepted_histogram=[10, 8, 7, 16],
+        histograms_by_draft_length={3: [10, 8, 7, 16]},
     )
     fields: Any = metrics(draft, 3).fields()
     spec = fields["speculative_decoding"]
@@ -75,6 +76,7 @@ def test_arithmetic_of_the_interfaces_example() -> None:
         "mean_acceptance_length": 1 + 70 / 41,
         "draft_acceptance_rate": 70 / 123,
         "acceptance_histogram": [10, 8, 7, 16],
+        "acceptance_histogram_by_draft_length": {"3": [10, 8, 7, 16]},
         "num_spec_steps": 41,
         "num_accepted_draft_tokens": 70,
         "num_draft_tokens": 123,
