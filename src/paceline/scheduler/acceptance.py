@@ -60,7 +60,7 @@ class Acceptance:
     def __init__(self) -> None:
         self._drafter = _Counts(_DRAFTER_MEMORY)
         self._requests: dict[str, _RequestRecord] = {}
-        self._version = 0  # grows with every judged draft
+        self.version = 0  # grows with every judged draft
 
     def observe(self, request_id: str, num_allotted: int, num_drafted: int, num_accepted: int) -> None:
         """Learns from one committed step of a row that was allowed `num_allotted` drafts."""
@@ -72,7 +72,7 @@ class Acceptance:
         if num_drafted:
             record.counts.observe(num_drafted, num_accepted)
             self._drafter.observe(num_drafted, num_accepted)
-            self._version += 1
+            self.version += 1
 
     def forget(self, request_id: str) -> None:
         """Drops the record of a request that ended; the drafter's keeps what it taught."""
@@ -86,9 +86,9 @@ class Acceptance:
     def survival(self, request_id: str, num_positions: int) -> list[float]:
         """For each of the first positions, the probability that a draft there and all before it are accepted."""
         record = self._record(request_id)
-        if record.version != self._version or len(record.survival) < num_positions:
+        if record.version != self.version or len(record.survival) < num_positions:
             record.survival = self._survival(record.counts, num_positions)
-            record.version = self._version
+            record.version = self.version
         return record.survival[:num_positions]
 
     def _survival(self, counts: _Counts, num_positions: int) -> list[float]:

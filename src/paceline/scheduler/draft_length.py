@@ -22,6 +22,7 @@ _EXTENSION = ""  # key of the trials of longer drafts; no request has it
 _MAX_CATCH_UP_STEPS = 64  # steps within which the drafter's catch-up must have paid
 
 
+_QUIET_STEPS = 4  # plain steps of the same rows, with nothing learned of acceptance, for which one decision holds
 _HOLDING_SHARE = 0.6  # of the best row's acceptance: a row below it is what holds a batch back
 
 
@@ -115,6 +116,9 @@ class GuardedDraftLength:
         self._trials = Trials()
         self._record = DraftRecord()
         self._step = 0
+        self._quiet_rows: tuple[str, ...] = ()  # of the last decision not to draft
+        self._quiet_version = 0
+        self._quiet_until = 0
         self._is_catching_up = True  # whether prompts are worth running through the drafter
         self._collapsed_position: int | None = None
 
@@ -131,8 +135,11 @@ class GuardedDraftLength:
         costs = self._costs.batch(len(rows), num_context_tokens)
         if costs.place.needs_reference:
             state, lengths = GuardState.MEASURING, [0] * len(rows)
+        elif self._is_quiet(rows):
+            state, lengths = GuardState.PLAIN, [0] * len(rows)
         else:
             state, lengths = self._lengths(_Batch(rows, costs, costs.plain_ms, num_tokens_left, band))
+            self._be_quiet(rows, state)
             self._is_catching_up = self._record.is_drafting(band) or state is GuardState.DRAFTING
         self._record.note(band, state, sum(lengths) / num_may_draft)
         return lengths
@@ -169,6 +176,18 @@ class GuardedDraftLength:
     def report(self) -> DraftReport:
         """See DraftLengthPolicy."""
         return self._record.report()
+
+    def _is_quiet(self, rows: Sequence[DraftRow]) -> bool:
+        """Whether a decision not to draft still holds: in a large batch, to decide takes a noticeable part of a step."""
+        if self._step >= self._quiet_until or self._acceptance.version != self._quiet_version:
+            return False
+        return tuple(row.request_id for row in rows) == self._quiet_rows
+
+    def _be_quiet(self, rows: Sequence[DraftRow], state: GuardState) -> None:
+        if state is GuardState.PLAIN:
+            self._quiet_rows = tuple(row.request_id for row in rows)
+            self._quiet_version = self._acceptance.version
+            self._quiet_until = self._step + _QUIET_STEPS
 
     def _lengths(self, batch: _Batch) -> tuple[GuardState, list[int]]:
         """State and drafts of a step whose plain cost is known."""
