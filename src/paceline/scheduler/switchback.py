@@ -111,9 +111,8 @@ class Switchback:
     def _account(self, step: StepObservation) -> None:
         if step.is_control:
             self._balance_ms -= (1 - self._share) * step.duration_ms
-        else:
-            if step.num_allotted_tokens and self._num_steps_to_wait != 0:  # nothing is saved up while a block is kept from beginning
-                self._balance_ms += self._share * step.duration_ms
+        elif step.num_allotted_tokens and self._num_steps_to_wait != 0:  # nothing is saved up while a block is kept from beginning
+            self._balance_ms += self._share * step.duration_ms
 
     def _may_begin(self) -> bool:
         return self._num_steps_to_wait == 0 and self._has_flank()
