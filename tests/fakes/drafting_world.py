@@ -105,7 +105,6 @@ class World:
         drafter.end_step(sum(lengths))
         num_drafted = sum(drafted for drafted, _ in drafts)
         emitted = sum(accepted for _, accepted in drafts) + num_rows
-        longest = max(drafted for drafted, _ in drafts)
         own = rng.lognormvariate(0, self.noise) if self.noise else 1.0
         if self.spikes and rng.random() < self.spikes:
             own *= 3
@@ -126,7 +125,7 @@ class World:
                 duration_ms=target_ms + propose_ms,
                 propose_ms=propose_ms,
                 num_allotted_tokens=sum(lengths),
-                longest_draft=longest,
+                longest_draft=max(lengths),
             )
         )
         plain_step_ms = self.plain_step_ms(num_rows, context)

@@ -3,6 +3,8 @@
 `executor/step.py` applies a plan here first and commits its verification here last. Nothing else changes a `Slot`.
 """
 
+import torch
+
 from paceline.core.draft import DraftProposal
 from paceline.core.plan import Admission, SpanKind, StepPlan
 from paceline.core.slot import Slot
@@ -63,3 +65,15 @@ class SlotTable:
 def drafts_by_row(proposal: DraftProposal) -> list[list[int]]:
     """The proposal's draft tokens as host lists, one per span."""
     return [row[:count] for row, count in zip(host_int_rows(proposal.token_ids), host_ints(proposal.lens), strict=True)]
+
+
+def within_vocabulary(proposal: DraftProposal, vocab_size: int) -> DraftProposal:
+    """The proposal with each row cut before the first id that is no token of the target; a drafter may be another program."""
+    if proposal.token_ids.numel() == 0:
+        return proposal
+    token_ids = proposal.token_ids
+    is_token = (token_ids >= 0) & (token_ids < vocab_size)
+    if bool(is_token.all()):
+        return proposal
+    lens = torch.minimum(proposal.lens, is_token.to(torch.int32).cumprod(1).sum(1).to(torch.int32))
+    return DraftProposal(torch.where(is_token, token_ids, 0), lens, proposal.probs)

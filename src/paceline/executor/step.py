@@ -13,13 +13,13 @@ from paceline.core.kv import KvPages
 from paceline.core.outcome import SlotOutcome, StepOutcome, StepStats
 from paceline.core.plan import Span, SpanKind, StepPlan
 from paceline.core.slot import Slot
-from paceline.executor.slots import SlotTable, drafts_by_row
+from paceline.executor.slots import SlotTable, drafts_by_row, within_vocabulary
 from paceline.forward.forward import Forward
 from paceline.forward.inputs import RowInput, build_batch
 from paceline.speculative.adjust import AdjustedRows, adjust
 from paceline.speculative.drafter import Drafter
 from paceline.speculative.logprobs import token_logprobs
-from paceline.speculative.rows import sampling_rows
+from paceline.speculative.rows import host_ints, sampling_rows
 from paceline.speculative.verify import Rule, verify
 
 
@@ -52,7 +52,8 @@ def run_step(plan: StepPlan, slots: SlotTable, drafter: Drafter, target: Target)
     """Carry out one plan and return its truth. On return the slots hold the committed tokens."""
     started_s = time.perf_counter()
     slots.apply(plan)
-    proposal = drafter.propose(plan, slots.slots)
+    proposed = drafter.propose(plan, slots.slots)
+    proposal = within_vocabulary(proposed, target.forward.spec.vocab_size)
     runs = _span_runs(plan, slots, drafts_by_row(proposal))
     proposed_s = time.perf_counter()
     rows = [_row_input(run) for run in runs]
@@ -62,7 +63,12 @@ def run_step(plan: StepPlan, slots: SlotTable, drafter: Drafter, target: Target)
     verification = verify(_judged_logits(runs, result.logits), proposal, params, target.rule)
     new_tokens = slots.commit(plan, verification)
     drafter.observe(plan, slots.slots, verification, result.hidden)
-    outcomes = tuple(_outcome(run, new, result.logits, drafter) for run, new in zip(runs, new_tokens, strict=True))
+    # Drafts that are no tokens were proposed all the same, and none of them stood: the scheduler judges the drafter by that.
+    num_proposed = host_ints(proposed.lens)
+    outcomes = tuple(
+        _outcome(run, new, result.logits, drafter, num_drafted)
+        for run, new, num_drafted in zip(runs, new_tokens, num_proposed, strict=True)
+    )
     ended_s = time.perf_counter()
     return StepOutcome(
         step_id=plan.step_id,
@@ -74,7 +80,7 @@ def run_step(plan: StepPlan, slots: SlotTable, drafter: Drafter, target: Target)
             total_ms=(ended_s - started_s) * 1e3,
             num_rows=len(plan.spans),
             num_tokens=sum(len(row.token_ids) for row in rows),
-            num_drafted_tokens=sum(len(run.drafts) for run in runs),
+            num_drafted_tokens=sum(num_proposed),
             num_accepted_tokens=sum(outcome.num_accepted for outcome in outcomes),
         ),
     )
@@ -114,7 +120,7 @@ def _judged_logits(runs: Sequence[_SpanRun], logits: torch.Tensor) -> torch.Tens
     return adjusted[[row for run in runs for row in range(run.first_judged, run.first_judged + run.num_judged)]]
 
 
-def _outcome(run: _SpanRun, new: tuple[int, ...], logits: torch.Tensor, drafter: Drafter) -> SlotOutcome:
+def _outcome(run: _SpanRun, new: tuple[int, ...], logits: torch.Tensor, drafter: Drafter, num_drafted: int) -> SlotOutcome:
     span, slot, sampling = run.span, run.slot, run.slot.sampling
     failure = None if slot.grammar is None else slot.grammar.failure
     if slot.grammar is not None and failure is not None:
@@ -129,7 +135,7 @@ def _outcome(run: _SpanRun, new: tuple[int, ...], logits: torch.Tensor, drafter:
     return SlotOutcome(
         slot=span.slot,
         new_token_ids=new,
-        num_drafted=len(run.drafts),
+        num_drafted=num_drafted,
         num_accepted=max(len(new) - 1, 0),
         num_draft_computed_tokens=drafter.num_computed_tokens(span.slot),
         failure=failure,

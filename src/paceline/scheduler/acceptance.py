@@ -13,6 +13,7 @@ _FIRST_GUESS_TRIALS = 4.0  # judged drafts that weigh as much as the guess
 _DRAFTER_TRIALS = 3.0  # of a request, that weigh as much as the drafter's record with all requests
 _POSITION_TRIALS = 2.0  # at a position, that weigh as much as the request's other positions
 _HIGHEST = 0.98
+_LEAST_PROPENSITY = 0.02  # a text may begin to repeat itself at any time: to ask a cheap drafter stays worth it
 _COLLAPSE_TRIALS = 5.0
 _COLLAPSE_SHARE = 0.1
 _SOUND_SHARE = 0.3
@@ -81,7 +82,7 @@ class Acceptance:
     def propensity(self, request_id: str) -> float:
         """How often the drafter drafts for this request when it may; 1 for a request that it was never asked for."""
         record = self._requests.get(request_id)
-        return 1.0 if record is None or record.propensity is None else record.propensity
+        return 1.0 if record is None or record.propensity is None else max(record.propensity, _LEAST_PROPENSITY)
 
     def survival(self, request_id: str, num_positions: int) -> list[float]:
         """For each of the first positions, the probability that a draft there and all before it are accepted."""

@@ -12,8 +12,8 @@ MIN_ROW_SPEED = 0.99
 
 _LEAST_SURVIVAL = 0.03  # drafts less likely to stand than this are not worth the arithmetic
 
-StepMs = Callable[[int, int], float]
-"""Milliseconds of the step by (target tokens, the longest draft)."""
+Cost = Callable[[int], float]
+"""Milliseconds by a number: the target's by its tokens, the drafter's by its longest draft."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Allotment:
     is_held_by_row: bool = False  # a faster division exists, at the cost of a row
 
 
-def divide(candidates: Sequence[Candidate], step_ms: StepMs, plain_ms: float, max_drafts: int) -> Allotment:
+def divide(candidates: Sequence[Candidate], target_ms: Cost, drafter_ms: Cost, plain_ms: float, max_drafts: int) -> Allotment:
     """The division with the most tokens per second among those in which every row keeps MIN_ROW_SPEED; O(pairs x log pairs)."""
     num_rows = len(candidates)
     pairs = sorted((-alive, position, row) for row, candidate in enumerate(candidates) for position, alive in enumerate(candidate.survival))
@@ -51,8 +51,9 @@ def divide(candidates: Sequence[Candidate], step_ms: StepMs, plain_ms: float, ma
         expected[row] -= negative * propensity
         total -= negative * propensity
         num_likely += propensity
-        # The step is either plain or has all its drafts; with several rows that draft now and then, the truth lies on a line between.
-        slowdown = 1 + num_likely / count * (step_ms(num_rows + count, longest) / plain_ms - 1)
+        # The pass is either plain or has all the drafts; with several rows that draft now and then, the truth lies on a line between.
+        # The drafter takes its time whether or not it comes back with something.
+        slowdown = 1 + num_likely / count * (target_ms(num_rows + count) / plain_ms - 1) + drafter_ms(longest) / plain_ms
         speed = total / num_rows / slowdown
         if speed <= best:
             continue

@@ -210,15 +210,12 @@ class GuardedDraftLength:
         return state, lengths
 
     def _divide(self, batch: _Batch, has_free_drafter: bool) -> Allotment:
-        acceptance, target_ms, drafter_ms = self._acceptance, batch.costs.target_ms, self._costs.drafter.ms
+        acceptance = self._acceptance
         candidates = [
             Candidate(acceptance.survival(row.request_id, row.limit), acceptance.propensity(row.request_id)) for row in batch.rows
         ]
-
-        def step_ms(num_tokens: int, longest: int) -> float:
-            return target_ms(num_tokens) + (0.0 if has_free_drafter else drafter_ms(longest))
-
-        return divide(candidates, step_ms, batch.plain_ms, batch.max_drafts)
+        drafter_ms = _no_time if has_free_drafter else self._costs.drafter.ms
+        return divide(candidates, batch.costs.target_ms, drafter_ms, batch.plain_ms, batch.max_drafts)
 
     def _is_drafter_slow(self, batch: _Batch) -> bool:
         """Whether drafts that do not pay would, if they took no time to make."""
@@ -250,17 +247,17 @@ class GuardedDraftLength:
         longer[chosen] += 1
         num_tokens, drafter = len(batch.rows) + sum(lengths), self._costs.drafter
         loss_ms = batch.costs.target_ms(num_tokens + 1) - batch.costs.target_ms(num_tokens)
-        loss_ms += drafter.ms(max(longer)) - drafter.ms(max(lengths))
+        drafter_ms = max(drafter.ms(max(longer)) - drafter.ms(max(lengths)), 0.0)
         if before == 0:
-            loss_ms += drafter.catch_up_ms(row.num_late_tokens)
-        loss_ms = max(loss_ms, 0.0)
+            drafter_ms += drafter.catch_up_ms(row.num_late_tokens)
+        loss_ms = max(loss_ms, 0.0) + drafter_ms
         if not self._trials.can_lose(loss_ms, self._account.elapsed_ms, batch.plain_ms):
             return False
         if not self._account.can_lose(self._worst_loss_ms(batch, longer), batch.plain_ms):
             return False
         is_of_time = before == 0 and self._is_drafter_slow(batch)
         key = _EXTENSION if before else row.request_id
-        self._trials.begin(row.request_id, Trial(key, longer[chosen], loss_ms, is_of_time), self._step)
+        self._trials.begin(row.request_id, Trial(key, longer[chosen], loss_ms, drafter_ms, is_of_time), self._step)
         lengths[chosen] += 1
         return True
 
@@ -287,3 +284,8 @@ class GuardedDraftLength:
         if position is not None and position != self._collapsed_position:
             self._record.count(rows_band(num_rows), SwitchOff.POSITION)
         self._collapsed_position = position
+
+
+def _no_time(longest: int) -> float:
+    """A drafter that is done at once."""
+    return 0.0

@@ -21,7 +21,7 @@ class StepObservation:
     duration_ms: float
     propose_ms: float  # the part of it that the drafter took
     num_allotted_tokens: int = 0  # drafts that were planned, whether or not the drafter had any
-    longest_draft: int = 0  # of any row
+    longest_draft: int = 0  # planned for any row
     num_late_tokens: int = 0  # run by the drafter beyond the two per row that drafting itself leaves behind; prompt chunks count in full
     tokens_by_row: Mapping[int, int] = field(default_factory=dict[int, int])  # committed to each row that runs on, by its order of arrival
 

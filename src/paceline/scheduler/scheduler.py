@@ -202,7 +202,7 @@ class Scheduler:
             duration_ms=outcome.stats.total_ms,
             propose_ms=outcome.stats.propose_ms,
             num_allotted_tokens=sum(span.draft_budget for span in plan.spans),
-            longest_draft=max(slot.num_drafted for slot in outcome.slots),
+            longest_draft=max(span.draft_budget for span in plan.spans),
             num_late_tokens=sum(
                 max(span.draft_catch_up - 2, 0) if span.kind is SpanKind.DECODE else span.draft_catch_up for span in plan.spans
             ),

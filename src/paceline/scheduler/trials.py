@@ -24,6 +24,7 @@ class Trial:
     key: str
     length: int  # drafts of the row that is tried
     loss_ms: float  # if none of them is accepted
+    drafter_ms: float = 0.0  # the part of it that is lost even if the drafter has nothing to propose
     is_of_time: bool = False  # to see what the drafter takes: accepted drafts make no success
 
 
@@ -63,9 +64,10 @@ class Trials:
             return
         retry = self._retries.get(trial.key)
         is_success = num_accepted >= trial.length and not trial.is_of_time
-        if is_success or num_drafted < trial.length:
-            self._lost_ms = max(self._lost_ms - trial.loss_ms, 0.0)
-        if retry is None or num_drafted < trial.length:
+        has_drafted = num_drafted >= trial.length
+        if is_success or not has_drafted:
+            self._lost_ms = max(self._lost_ms - trial.loss_ms + (0.0 if has_drafted else trial.drafter_ms), 0.0)
+        if retry is None or not (has_drafted or trial.is_of_time):
             return
         if is_success:
             retry.interval_steps = FIRST_INTERVAL_STEPS

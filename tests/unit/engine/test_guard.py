@@ -79,6 +79,13 @@ class StagedDrafter:
         return 0
 
 
+class AbsurdDrafter(StagedDrafter):
+    """Ids that no vocabulary has."""
+
+    def _draft(self, slot: Slot, budget: int) -> list[int]:
+        return [(-1, 1 << 30, 320)[i % 3] for i in range(budget)]
+
+
 def asked(num_requests: int) -> list[Request]:
     sampling = SamplingParams(NUM_TOKENS, temperature=0, ignore_eos=True)
     return [Request(f"r{i}", (3 + i, 7, 11 + i), sampling, 0.0) for i in range(num_requests)]
@@ -139,3 +146,14 @@ def test_a_running_request_drafts_again_when_the_drafter_has_become_good(loaded:
     assert max(drafted[21:40]) <= 1, "off by then"
     assert len(drafted) < NUM_TOKENS - 20
     assert max(drafted[-8:]) == 5, "and back"
+
+
+def test_a_drafter_of_absurd_ids_is_off_within_20_steps_and_changes_nothing(loaded: tuple[Engine, Clock]) -> None:
+    made, clock = loaded
+    requests = asked(1)
+    right = right_output(made, requests)
+    made.loop._executor._drafter = AbsurdDrafter(clock, right, 0.0, 0)
+    drafted, output = drafted_by_step(made, requests)
+    assert output["r0"] == right[requests[0].prompt_token_ids]
+    assert max(drafted[21:]) <= 1
+    assert made.stats().num_switch_offs_by_reason

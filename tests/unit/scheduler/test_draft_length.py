@@ -61,6 +61,13 @@ def test_a_drafter_slowed_by_20_ms_is_off_within_20_steps_however_good_it_is(acc
     assert world.policy.report().num_switch_offs == {SwitchOff.DRAFTER_TIME: 1}
 
 
+def test_a_slow_drafter_that_hardly_ever_drafts_is_off_too() -> None:
+    world = make_world(TINY_CURVE)
+    allowed = run(world, Independent([0.9], propensity=0.02, fixed_ms=20), 400)
+    assert last_drafting_step(allowed) <= 20
+    assert world.lost_steps < 45
+
+
 def test_constant_tokens_cost_little_and_are_counted() -> None:
     class Constant(Drafter):
         """The same token again and again: right once in a while."""
