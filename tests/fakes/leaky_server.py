@@ -1,4 +1,4 @@
-"""A chat server that answers at once and keeps something of every request. `python leaky_server.py MIB_PER_REQUEST FILES_PER_REQUEST`
+"""A chat server that answers at once and grows with time, however busy the machine. `python leaky_server.py MIB_PER_S FILES_PER_S`
 
 Prints its port when it is ready. It has no /metrics and no /stats.
 """
@@ -6,10 +6,25 @@ Prints its port when it is ready. It has no /metrics and no /stats.
 import json
 import os
 import sys
+import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-MIB_PER_REQUEST, FILES_PER_REQUEST = float(sys.argv[1]), int(sys.argv[2])
-kept: list[object] = []
+MIB_PER_S, FILES_PER_S = float(sys.argv[1]), float(sys.argv[2])
+
+
+def leak() -> None:
+    """Keep what is due by now."""
+    blocks: list[bytes] = []
+    files: list[int] = []
+    start_s = time.monotonic()
+    while True:
+        age_s = time.monotonic() - start_s
+        while len(blocks) < MIB_PER_S * age_s:
+            blocks.append(b"x" * 2**20)
+        while len(files) < FILES_PER_S * age_s:
+            files.append(os.open("/dev/null", os.O_RDONLY))
+        time.sleep(0.01)
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -23,8 +38,6 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["content-length"]))
-        kept.append(os.urandom(int(MIB_PER_REQUEST * 2**20)))
-        kept.extend(os.open("/dev/null", os.O_RDONLY) for _ in range(FILES_PER_REQUEST))
         usage = {"prompt_tokens": 3, "completion_tokens": 1}
         events = [
             {"choices": [{"index": 0, "delta": {"content": "hello"}, "finish_reason": None}]},
@@ -44,6 +57,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 if __name__ == "__main__":
+    threading.Thread(target=leak, daemon=True).start()
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     print(server.server_address[1], flush=True)
     server.serve_forever()

@@ -110,8 +110,8 @@ def test_what_counts_as_an_error() -> None:
 
 
 @contextlib.contextmanager
-def leaky(mib_per_request: float, files_per_request: int) -> Iterator[tuple[str, int]]:
-    command = [sys.executable, str(LEAKY), str(mib_per_request), str(files_per_request)]
+def leaky(mib_per_s: float, files_per_s: float) -> Iterator[tuple[str, int]]:
+    command = [sys.executable, str(LEAKY), str(mib_per_s), str(files_per_s)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
@@ -121,9 +121,9 @@ def leaky(mib_per_request: float, files_per_request: int) -> Iterator[tuple[str,
 
 
 async def test_a_process_that_grows_is_found_by_its_port() -> None:
-    with leaky(2.0, 1) as (url, pid):
+    with leaky(40.0, 40.0) as (url, pid):
         assert listening_pid(url) == pid
-        result = await soak(url, SoakOptions(3.0, concurrency=2, max_tokens=4))
+        result = await soak(url, SoakOptions(4.0, concurrency=2, max_tokens=4))
     assert result.verdict is Verdict.FAIL
     assert [reason.split()[0] for reason in result.reasons] == ["rss_mib", "num_fds"]
     assert result.num_errors == 0
