@@ -44,7 +44,7 @@ def logits_table() -> NDArray[np.float64]:
         table[ID[word], _COMMA] = 9.0
     table[_COMMA] -= 1.0
     table[_COMMA, [ID[word] for word in WORDS]] = (5.0, 4.98, 4.4, 3.8, 3.2)
-    return table + 15.0  # nothing to a law, but a repetition penalty divides by it
+    return table + 30.0  # nothing to a law, but a repetition penalty divides by it
 
 
 @dataclass

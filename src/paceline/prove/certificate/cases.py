@@ -67,7 +67,7 @@ def cases(logprobs: Mapping[str, float], context: Sequence[str], word_id: int | 
         wide("min_p", {"min_p": min_p}, Options(min_p=min_p)),
         wide("presence_penalty", {"presence_penalty": 1.5}, Options(presence_penalty=1.5), _LONG),
         wide("frequency_penalty", {"frequency_penalty": 2.0}, Options(frequency_penalty=2.0), _LONG),
-        Case("repetition_penalty", {"repetition_penalty": 1.1, "top_k": _MANY.start}, None, _LONG),
+        Case("repetition_penalty", {"repetition_penalty": 1.05, "top_k": _MANY.start}, None, _LONG),
         wide("bad_words", {"bad_words": [WORDS[1].strip()]}, Options(banned=frozenset({WORDS[1], WORDS[1].strip()}))),
     ]
     if word_id is not None:
