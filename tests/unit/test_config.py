@@ -33,6 +33,7 @@ def test_a_server_shows_the_engines_settings_too() -> None:
         ({"max_draft_length": -1}, ["--max-draft-length", "-1", "between 0 and 64"]),
         ({"max_batch_size": 0}, ["--max-batch-size", "0", "between 1 and 4096"]),
         ({"batch_wait_ms": float("nan")}, ["--batch-wait-ms", "nan"]),
+        ({"control_share": 0.6}, ["--control-share", "0.6", "between 0 and 0.5"]),
         ({"max_model_len": 1}, ["--max-model-len", "between 2 and"]),
         ({"seed": -1}, ["--seed"]),
         ({"seed": 2**64}, ["--seed"]),

@@ -22,6 +22,7 @@ from paceline.prove.options import ProveConfig, check
 if TYPE_CHECKING:
     from paceline.prove.run import Outcome
 
+_LINE_INTERVAL_S = 20.0  # where there is no terminal: a line per stage, and one more for each of these
 _LOG_LINES = 40  # of a server that was started here, shown if something goes wrong
 
 Parameter(name="*", group="Proof")(ProveConfig)
@@ -106,6 +107,8 @@ class _Bar:
         self._progress = Progress(*columns, console=console, transient=True) if console.is_terminal else None
         self._task = None if self._progress is None else self._progress.add_task("", total=None, left="")
         self._stage = ""
+        self._begun_s = self._printed_s = 0.0
+        self._begun_at = 0
 
     def __enter__(self) -> "_Bar":
         if self._progress is not None:
@@ -117,12 +120,19 @@ class _Bar:
             self._progress.stop()
 
     def update(self, stage: str, num_done: int, num_total: int, seconds_left: float | None) -> None:
+        """Without `seconds_left` the stage's own pace tells how long the rest of it takes."""
+        now_s = time.monotonic()
+        is_new = stage != self._stage
+        if is_new:
+            self._stage, self._begun_s, self._begun_at = stage, now_s, num_done
+        if seconds_left is None and num_done > self._begun_at:
+            seconds_left = (now_s - self._begun_s) / (num_done - self._begun_at) * (num_total - num_done)
         left = "" if seconds_left is None else f"{time_text(seconds_left)} left"
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, description=stage, completed=num_done, total=num_total, left=left)
-        elif stage != self._stage:
+        elif is_new or now_s - self._printed_s >= _LINE_INTERVAL_S:
+            self._printed_s = now_s
             print(f"{stage}: {num_done} of {num_total}{f', {left}' if left else ''}", file=sys.stderr, flush=True)
-        self._stage = stage
 
 
 def time_text(seconds: float) -> str:

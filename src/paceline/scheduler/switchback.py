@@ -111,9 +111,8 @@ class Switchback:
     def _account(self, step: StepObservation) -> None:
         if step.is_control:
             self._balance_ms -= (1 - self._share) * step.duration_ms
-        else:
-            if step.num_allotted_tokens and self._num_steps_to_wait != 0:  # nothing is saved up while a block is kept from beginning
-                self._balance_ms += self._share * step.duration_ms
+        elif step.num_allotted_tokens and self._num_steps_to_wait != 0:  # nothing is saved up while a block is kept from beginning
+            self._balance_ms += self._share * step.duration_ms
 
     def _may_begin(self) -> bool:
         return self._num_steps_to_wait == 0 and self._has_flank()
@@ -130,7 +129,7 @@ class Switchback:
         if self._balance_ms >= self._margin * cost_ms:
             self._balance_ms = min(self._balance_ms, 2 * cost_ms)  # nor from when there was none to compare with
             self._num_steps_to_wait = self._random.randint(NUM_FLANK_STEPS, 2 * NUM_FLANK_STEPS)
-            self._flank.clear()
+            self._flank.clear()  # so no triple shares a block with the one before, either: its error would count twice
 
     # The triple
 
@@ -186,10 +185,8 @@ class Switchback:
         self._start_over()
 
     def _start_over(self) -> None:
-        """The next triple shares no block with this one: its error would count twice."""
         self._phase = _Phase.BEFORE
         self._is_block_on = False
-        self._flank.clear()
 
 
 def _same_rows(steps: Iterable[StepObservation]) -> set[int]:

@@ -188,3 +188,14 @@ def test_the_bar_shows_the_time_left_in_a_terminal(monkeypatch: pytest.MonkeyPat
         bar._progress.refresh()  # type: ignore[union-attr]
     assert "30/120" in stream.getvalue()
     assert "2 min 05 s left" in stream.getvalue()
+
+
+def test_without_a_terminal_a_long_stage_says_now_and_then_how_far_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = iter([0.0, 1.0, 30.0, 31.0])
+    monkeypatch.setattr("paceline.cli.prove.time.monotonic", lambda: next(clock))
+    with prove_module._Bar() as bar:
+        for num_done in (1, 2, 31, 32):
+            bar.update("certificate, laws", num_done, 61, None)
+    assert capsys.readouterr().err.splitlines() == ["certificate, laws: 1 of 61", "certificate, laws: 31 of 61, 30 s left"]

@@ -53,6 +53,15 @@ def test_a_step_that_drafted_less_says_nothing_of_later_positions() -> None:
     assert conditional_acceptance([*full, *uncensored])[1] < 0.5
 
 
+def test_lengths_that_vary_within_a_request_do_not_make_late_positions_perfect() -> None:
+    """One to three drafts a step, as a text match gives: their mean is 2, yet three were accepted at times."""
+    rng = np.random.default_rng(3)
+    histograms = [(*histogram_of(rng, 4000, length), *(0,) * (3 - length)) for length in (1, 2, 3)]
+    pooled = tuple(sum(counts) for counts in zip(*histograms, strict=True))
+    found = conditional_acceptance([answer(acceptance=told_of(3, pooled, 2 * sum(pooled)))])
+    assert found == pytest.approx(tuple(HAZARDS), abs=0.04)
+
+
 def test_counts_by_draft_length_are_exact() -> None:
     rng = np.random.default_rng(2)
     by_length = tuple((length, histogram_of(rng, 6000, length)) for length in (1, 3))

@@ -52,7 +52,8 @@ def test_a_faster_server_passes_at_every_concurrency() -> None:
 
 def test_known_ratio_is_recovered() -> None:
     server = replace(FAST, prefill_ms=0.0, num_tokens=300)
-    judgement = judge(server.measure(("qa", "math"), 32), None, OPTIONS)
+    measurement = server.measure(("qa", "math"), 32)
+    judgement = judge(measurement, None, OPTIONS)
     (mix,) = (each for each in judgement.speedup if each.category == OVERALL)
     truth = 30 * server.tokens_per_draft_step / 40
     assert mix.ratio == pytest.approx(truth, rel=0.03)
@@ -60,8 +61,28 @@ def test_known_ratio_is_recovered() -> None:
     assert mix.projected_ratio == pytest.approx(truth, rel=0.03)
     assert mix.output_tps_ratio == pytest.approx(mix.ratio)
     assert mix.num_pairs == 64
+    category = judgement.speedup[0]
+    seconds = {
+        arm: sum(
+            record.end_s - record.sent_s for record in measurement.records if record.category == category.category and record.arm is arm
+        )
+        for arm in Arm
+    }
+    assert category.ratio == pytest.approx(seconds[Arm.BASELINE] / seconds[Arm.SPECULATIVE])
     assert mix.simultaneous_low is not None
     assert mix.simultaneous_low < mix.ci95[0]
+
+
+def test_a_drift_that_abba_cancels_does_not_widen_the_interval() -> None:
+    """With acceptance that never varies, so that drift and a little jitter are all there is."""
+    calm = SyntheticServer(num_tokens=60, noise=Noise(jitter=0.005), hazards=(1.0,))
+    widths = [
+        mix.ci95[1] - mix.ci95[0]
+        for server in (calm, replace(calm, noise=Noise(jitter=0.005, drift=0.3)))
+        for mix in judge(server.measure(("qa", "math"), 32), None, OPTIONS).speedup
+        if mix.category == OVERALL
+    ]
+    assert widths[1] < 1.5 * widths[0]
 
 
 def test_a_slower_server_fails() -> None:

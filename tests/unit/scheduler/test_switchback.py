@@ -158,7 +158,14 @@ class Script:
         self.switchback._balance_ms = 1e9
 
     def step(
-        self, tokens: dict[int, int], num_steps: int = 1, *, ms: float = 10.0, has_prefill: bool = False, ended: int = 0
+        self,
+        tokens: dict[int, int],
+        num_steps: int = 1,
+        *,
+        ms: float = 10.0,
+        has_prefill: bool = False,
+        ended: int = 0,
+        num_allotted: int = 5,
     ) -> list[bool]:
         """Plans and commits steps; returns which of them were control steps. `ended`: rows that ended in the step."""
         flags: list[bool] = []
@@ -176,7 +183,7 @@ class Script:
                     is_control=is_control,
                     duration_ms=ms,
                     propose_ms=0.0,
-                    num_allotted_tokens=0 if is_control else 5,
+                    num_allotted_tokens=0 if is_control else num_allotted,
                     tokens_by_row=tokens,
                 )
             )
@@ -212,14 +219,38 @@ def test_steps_with_a_prompt_do_not_count_and_a_block_of_nothing_else_ends() -> 
     script.step({1: 1}, NUM_DROPPED_STEPS)
     assert all(script.step({1: 1}, 10, ms=500, has_prefill=True))
     assert all(script.step({1: 1}, NUM_BLOCK_STEPS))
-    script.after({1: 2})
+    script.step({1: 2}, NUM_DROPPED_STEPS + 4)
+    script.step({1: 2}, 10, ms=500, has_prefill=True)
+    script.step({1: 2}, 4)
     (triple,) = script.switchback.triples
-    assert triple.control_row_s == pytest.approx(0.16)
+    assert triple.control_row_s == triple.speculative_row_s == pytest.approx(0.16)
+
+    while script.switchback._num_steps_to_wait != 1:
+        script.step({1: 2})
+    script.step({1: 2}, ms=500, has_prefill=True)
+    script.control({1: 1})
+    script.after({1: 2})
+    assert script.switchback.triples[1].speculative_row_s == pytest.approx(0.16)
 
     script.begin({1: 2})
     flags = script.step({1: 1}, 60, has_prefill=True)
     assert sum(flags) == 2 * (NUM_BLOCK_STEPS + NUM_DROPPED_STEPS) + 1
-    assert len(script.switchback.triples) == 1
+    assert len(script.switchback.triples) == 2
+
+
+def test_steps_that_may_not_draft_bring_no_block_and_earn_none() -> None:
+    script = Script()
+    assert not any(script.step({1: 1}, 100, num_allotted=0))
+    for _ in range(20):
+        assert not any([*script.step({1: 1}, 5, num_allotted=0), *script.step({1: 1}, 3)]), "most steps may not"
+
+    traffic = Traffic(Recorder(0.1), Law(), is_on=False)
+    traffic.run(1000)
+    traffic.is_on = True
+    traffic.run(180)
+    assert traffic.control_ms == 0, "18 steps are a tenth of 180 at the soonest"
+    traffic.run(300)
+    assert traffic.control_ms > 0
 
 
 def test_rows_that_join_or_end_are_cut() -> None:

@@ -65,7 +65,7 @@ def cases(logprobs: Mapping[str, float], context: Sequence[str], word_id: int | 
         Case("top_p", {"top_p": top_p}, Options(top_p=top_p)),
         wide("min_p", {"min_p": min_p}, Options(min_p=min_p)),
         wide("presence_penalty", {"presence_penalty": 1.5}, Options(presence_penalty=1.5), _LONG),
-        wide("frequency_penalty", {"frequency_penalty": 1.0}, Options(frequency_penalty=1.0), _LONG),
+        wide("frequency_penalty", {"frequency_penalty": 2.0}, Options(frequency_penalty=2.0), _LONG),
         Case("repetition_penalty", {"repetition_penalty": 1.1, "top_k": _MANY.start}, None, _LONG),
         wide("bad_words", {"bad_words": [WORDS[1].strip()]}, Options(banned=frozenset({WORDS[1], WORDS[1].strip()}))),
     ]
