@@ -113,6 +113,7 @@ class LawTest:
     against: str = "law"  # "law": computed from the model's log-probabilities; "plain": samples of the plain arm
     threshold: float = 0.0  # p below it is a broken law (Holm over all tests)
     is_broken: bool = False
+    is_as_without: bool = False  # the samples follow the law without the option
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ confidence, and the next word is open: a draft is verified where the law has som
 import math
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from paceline.prove.certificate.law import Options, adjusted_logprobs
 from paceline.prove.certificate.server import Fields
@@ -29,6 +29,7 @@ class Case:
     fields: Fields
     options: Options | None
     num_tokens: int = _SHORT
+    without: Options = field(default_factory=Options)  # the law of a server that takes no notice of the option
 
 
 def list_text(seed: int) -> str:
@@ -55,7 +56,7 @@ def cases(logprobs: Mapping[str, float], context: Sequence[str], word_id: int | 
 
     def wide(name: str, fields: Fields, options: Options, num_tokens: int = _SHORT) -> Case:
         top_k = _widest_gap(adjusted_logprobs(logprobs, context, options) or logprobs, _MANY)
-        return Case(name, {**fields, "top_k": top_k}, replace(options, top_k=top_k), num_tokens)
+        return Case(name, {**fields, "top_k": top_k}, replace(options, top_k=top_k), num_tokens, Options(top_k=top_k))
 
     top_p = _top_p(ranked)
     found = [

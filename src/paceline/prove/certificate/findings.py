@@ -24,7 +24,7 @@ def broken_laws(tests: Sequence[LawTest]) -> Iterator[str]:
         if test.is_broken:
             yield (
                 f"{test.option} does not keep its law: chi-square {test.chi2:.1f} with {test.num_degrees} degrees of freedom, "
-                f"p = {test.p:.1e} over {test.num_samples} samples"
+                f"p = {test.p:.1e} over {test.num_samples} samples" + ("; they follow the law without it" if test.is_as_without else "")
             )
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from paceline.prove.certificate.cases import NEUTRAL, Case, cases
 from paceline.prove.certificate.chi_square import ChiSquare, goodness_of_fit, homogeneity
 from paceline.prove.certificate.identity import Arms
-from paceline.prove.certificate.law import Law, law_of
+from paceline.prove.certificate.law import Law, Options, law_of
 from paceline.prove.certificate.options import CertifyOptions, ShowProgress
 from paceline.prove.certificate.server import Answer, Prompt, Server
 from paceline.prove.results import LawTest
@@ -22,6 +22,7 @@ MIN_CONTEXT_SAMPLES = 20  # contexts that fewer samples have come to are left ou
 MAX_CONTEXTS = 12  # of one option
 MAX_LOGPROBS = 20  # OpenAI's limit
 _FIRST_SEED = 1_000_000
+_UNLIKELY = 0.001
 
 
 @dataclass(slots=True)
@@ -65,8 +66,10 @@ class LawTests:
             return None
         drafted = [answer.num_draft_tokens for answer in good if answer.num_draft_tokens is not None]
         num_drafted = sum(count > 0 for count in drafted) if drafted else None
+        without: ChiSquare | None = None
         if case.options is not None:
-            result = await self._against_law(case, good)
+            result = await self._against_law(case, case.options, good)
+            without = await self._against_law(case, case.without, good) if case.options != case.without else None
         elif self._arms.plain is None:
             self.report.unknown.append(f"{case.name}: log-probabilities do not give its law, and there is no plain arm to sample")
             return None
@@ -75,8 +78,16 @@ class LawTests:
         if result is None or result.num_degrees == 0:
             self.report.unknown.append(f"{case.name}: in no context were there enough samples, or log-probabilities, to test it")
             return None
-        against = "law" if case.options is not None else "plain"
-        return LawTest(case.name, round(result.statistic, 4), result.p, len(good), result.num_degrees, num_drafted, against)
+        return LawTest(
+            option=case.name,
+            chi2=round(result.statistic, 4),
+            p=result.p,
+            num_samples=len(good),
+            num_degrees=result.num_degrees,
+            num_drafted=num_drafted,
+            against="law" if case.options is not None else "plain",
+            is_as_without=without is not None and result.p < _UNLIKELY < without.p,
+        )
 
     async def _samples(self, server: Server, case: Case, seed: int) -> list[Answer]:
         """Independent samples with seeds and names. The first one alone tells whether the option is refused."""
@@ -105,8 +116,7 @@ class LawTests:
             return answer
         return replace(answer, tokens=tuple([await self._teacher.name(token_id) for token_id in answer.token_ids]))
 
-    async def _against_law(self, case: Case, answers: Sequence[Answer]) -> ChiSquare | None:
-        assert case.options is not None
+    async def _against_law(self, case: Case, options: Options, answers: Sequence[Answer]) -> ChiSquare | None:
         tables = tables_of(answers, case.num_tokens)
         examples = {answer.tokens[:position]: answer for answer in answers for position in range(1, len(answer.tokens))}
         result = ChiSquare()
@@ -114,7 +124,7 @@ class LawTests:
             logprobs = await self._teacher.logprobs(context, examples[context])
             if logprobs is None:
                 return None
-            law = law_of(logprobs, context, case.options)
+            law = law_of(logprobs, context, options)
             if law is not None:
                 result += fit(law, tables[context])
         return result

@@ -34,12 +34,15 @@ async def test_an_honest_server_keeps_every_law() -> None:
     assert {test.option for test in report.tests} == {case.name for case in cases({}, (), 1)}
     assert min(test.p for test in report.tests) > 0.1 * ALPHA
     assert all(test.num_degrees > 0 for test in report.tests)
+    assert not any(test.is_as_without for test in report.tests)
     assert not report.refused and not report.unknown and not report.errors
 
 
 @pytest.mark.parametrize("option", ["top_k", "top_p", "min_p", "temperature", "bad_words", "logit_bias"])
 async def test_an_option_that_is_not_applied_to_drafts_is_found(option: str) -> None:
-    assert (await one(ToyCompletions(Faults(ignores=option)), option)).p < ALPHA
+    test = await one(ToyCompletions(Faults(ignores=option)), option)
+    assert test.p < ALPHA
+    assert test.is_as_without, "and it is said what the samples follow instead"
 
 
 @pytest.mark.parametrize("option", ["presence_penalty", "frequency_penalty"])
