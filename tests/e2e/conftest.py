@@ -87,7 +87,7 @@ def serve(arguments: Sequence[str], verb: str = "serve") -> Iterator[RunningServ
 @pytest.fixture(scope="session")
 def real_server() -> Iterator[RunningServer]:
     """The default model in float32, where equality is exact, with ngram drafts."""
-    with serve([DEFAULT_MODEL, "--dtype", "float32"]) as server:
+    with serve([DEFAULT_MODEL, "--dtype", "float32", "--speculation", "on"]) as server:
         yield server
 
 
@@ -100,7 +100,7 @@ def tools_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSe
         if file.name != "paceline.json":
             (folder / file.name).symlink_to(file)
     shutil.copy(TEMPLATES / "qwen2.5-coder.jinja", folder / "chat_template.jinja")
-    with serve([str(folder), "--served-model-name", "tools", "--dtype", "float32"]) as server:
+    with serve([str(folder), "--served-model-name", "tools", "--dtype", "float32", "--speculation", "on"]) as server:
         yield server
 
 

@@ -31,6 +31,7 @@ _TOKEN_KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384
 _PRIOR = ((1, 1.0), (2, 1.1), (4, 1.7), (8, 2.1), (16, 4.0), (64, 13.0))
 """Where nothing was measured: relative time by tokens, as on a CPU with half-precision weights."""
 _PRIOR_PLAIN_MS = 30.0
+_PRIOR_SHARE = 0.2  # of a draft model of unknown size
 _CATCH_UP_DISCOUNT = 0.2  # time per token of the drafter's catch-up, as a share of that of a draft: its tokens run together
 
 
@@ -227,6 +228,7 @@ class CostModel:
                 self._epoch += 1
                 place.epoch = self._epoch
             self._level = place.level if place.level is not None else self._level
+            self.drafter.observe_plain(self._table.ms(1) * self._level)
         else:
             place.observe_drafting(_knot(step.num_target_tokens), ratio)
 
@@ -271,11 +273,12 @@ class DrafterCost:
 
     def __init__(self, facts: EngineFacts) -> None:
         self._keeps_kv = facts.drafter_keeps_kv
-        self._first_ms = 0.0  # a drafter without a model is tried before it is judged
+        # Of a plain step's time, what a draft takes until it was measured. A drafter without a model is tried before it is judged.
+        self._share = 0.0
         if facts.drafter_keeps_kv:
-            plain = min((cost.ms for cost in facts.step_costs.target if cost.num_tokens == 1), default=_PRIOR_PLAIN_MS)
-            share = facts.drafter_weight_bytes / facts.target_weight_bytes if facts.target_weight_bytes else 1.0
-            self._first_ms = plain * min(share, 1.0)
+            has_sizes = facts.drafter_weight_bytes > 0 and facts.target_weight_bytes > 0
+            self._share = min(facts.drafter_weight_bytes / facts.target_weight_bytes, 1.0) if has_sizes else _PRIOR_SHARE
+        self._plain_ms = _PRIOR_PLAIN_MS
         self._measured = {cost.num_drafts: cost.ms for cost in sorted(facts.step_costs.drafter, key=lambda cost: -cost.num_rows)}
         self._by_length: dict[int, deque[float]] = {}
         self._per_token: deque[float] = deque(maxlen=_NUM_KEPT)
@@ -293,7 +296,7 @@ class DrafterCost:
     def _estimate(self, longest: int) -> float:
         # The first proposals may build an index: what they take is high, and nothing makes a step too short.
         live = {length: min(times) if len(times) < 3 else median_low(times) for length, times in self._by_length.items()}
-        return self._scaled(live or self._measured or {1: self._first_ms}, longest)
+        return self._scaled(live or self._measured or {1: self._share * self._plain_ms}, longest)
 
     def high_ms(self, longest: int) -> float:
         """The same if it goes badly: the slowest of the latest steps."""
@@ -303,6 +306,12 @@ class DrafterCost:
     def catch_up_ms(self, num_tokens: int) -> float:
         """Running `num_tokens` tokens that the drafter missed."""
         return num_tokens * (median_low(self._per_token) if self._per_token else self.ms(1) * _CATCH_UP_DISCOUNT)
+
+    def observe_plain(self, plain_ms: float) -> None:
+        """What the step of one row takes without drafts: the measure of a drafter that was not measured yet."""
+        if not self._measured and not self._by_length:
+            self._plain_ms = plain_ms
+            self._known.clear()
 
     def observe(self, propose_ms: float, longest: int, num_late_tokens: int) -> None:
         """`num_late_tokens`: caught up beyond what every drafting step does. Such a step teaches what catching up costs, and only that."""

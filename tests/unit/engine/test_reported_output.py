@@ -189,7 +189,7 @@ def test_acceptance_does_not_wear_out(draft: str) -> None:
     target, drafter = ToyForward(6, seed=3), ToyForward(6, seed=3)
     drafter.table = target.table + torch.randn(target.table.shape, generator=torch.Generator().manual_seed(1))
     limits = ToyLimits(num_rows=4, max_len=64, num_pages=24, enable_prefix_caching=True)
-    engine = ToyEngine(target, drafter, draft, limits=limits)
+    engine = ToyEngine(target, drafter, draft, policy=FullDraftLength(0), limits=limits)
     rng = random.Random(2)
     fixed = [ask(replace(GREEDY, max_tokens=24), f"fixed-{i}", (i, 1, 2, 3, i, 1, 2)) for i in range(4)]
     rounds: list[tuple[int, int]] = []
