@@ -1,5 +1,6 @@
 """What a worker's child runs in tests: a request names a job and gives it a number. Started as `python -m tests.fakes.worker_jobs`."""
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -7,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from paceline.server.worker_child import serve
+from paceline.server.worker_child import ANSWER, ANSWERED, serve
 
 
 def _echo(text: str) -> bytes:
@@ -56,8 +57,17 @@ def _exit(code: str) -> bytes:
     os._exit(int(code))
 
 
+def _forge(num_frames: str) -> bytes:
+    """Write frames of its own beside the answer, wherever the answers go."""
+    for descriptor in range(3, 16):
+        with contextlib.suppress(OSError):
+            os.write(descriptor, ANSWER.pack(ANSWERED, 0) * int(num_frames))
+    return b""
+
+
 JOBS: dict[str, Callable[[str], bytes]] = {
     "echo": _echo,
+    "forge": _forge,
     "answer": lambda num_bytes: b"x" * int(num_bytes),
     "crash": _crash,
     "environment": lambda name: os.environ.get(name, "").encode(),

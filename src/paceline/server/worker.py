@@ -19,6 +19,7 @@ _STREAM_BYTES = 1 << 20  # of an answer that wait to be taken
 _MAX_REQUEST_BYTES = (1 << 32) - 1  # what a frame's header can say
 _MAX_AHEAD = 16  # requests with the child: those behind the first are there before it asks, which spares both sides a wait per call
 _MAX_AHEAD_BYTES = 1 << 14  # of one that is sent ahead, or that others are sent behind
+_UNASKED = "the worker process said what nobody asked"
 _CLOSED = "the server is shutting down"
 # What a child needs in order to start. Others, keys and passwords above all, are not for code of strangers.
 _VARIABLES = ("PATH", "HOME", "LANG", "TZ", "TMPDIR", "VIRTUAL_ENV")
@@ -64,14 +65,18 @@ class _Call:
     request: bytes
     timeout_s: float
     answer: asyncio.Future[bytes]
-    patience: asyncio.TimerHandle  # ends the wait for its turn
+    patience: asyncio.TimerHandle | None = None  # ends the wait for its turn
 
     @property
     def is_small(self) -> bool:
         return len(self.request) <= _MAX_AHEAD_BYTES
 
+    def take_turn(self) -> None:
+        if self.patience is not None:
+            self.patience.cancel()
+
     def fail(self, error: PacelineError) -> None:
-        self.patience.cancel()
+        self.take_turn()
         if not self.answer.done():
             self.answer.set_exception(error)
 
@@ -116,12 +121,13 @@ class Worker:
                 f"{self._num_callers:,} requests wait for the same worker, its limit; send the request again later"
             )
         loop = asyncio.get_running_loop()
-        answer = loop.create_future()
-        call = _Call(request, timeout_s, answer, loop.call_later(self._limits.max_wait_s, self._lose_patience, answer))
+        answer: asyncio.Future[bytes] = loop.create_future()
+        call = _Call(request, timeout_s, answer)
+        call.patience = loop.call_later(self._limits.max_wait_s, self._lose_patience, call)
         self._num_callers += 1
         self._calls.append(call)
         if self._serving is None:
-            call.patience.cancel()
+            call.take_turn()
             self._serving = loop.create_task(self._serve())
         elif self._num_sent:
             self._send_ahead()
@@ -130,6 +136,7 @@ class Worker:
         except asyncio.CancelledError:
             if self._calls and self._calls[0] is call and self._child is not None and self._child.returncode is None:
                 self._child.kill()
+            self._withdraw(call)
             raise
         finally:
             self._num_callers -= 1
@@ -145,10 +152,16 @@ class Worker:
         async with self._start_lock:
             await self._end_child()
 
-    def _lose_patience(self, answer: asyncio.Future[bytes]) -> None:
-        if not answer.done():
-            waited = f"requests before this one kept their worker busy for {self._limits.max_wait_s:g} s"
-            answer.set_exception(WorkerUnavailableError(f"{waited}; send the request again later"))
+    def _lose_patience(self, call: _Call) -> None:
+        waited = f"requests before this one kept their worker busy for {self._limits.max_wait_s:g} s"
+        call.fail(WorkerUnavailableError(f"{waited}; send the request again later"))
+        self._withdraw(call)
+
+    def _withdraw(self, call: _Call) -> None:
+        """Forget a call that nobody waits for. The answer to one that was sent still comes, and is nobody's."""
+        call.take_turn()
+        if all(self._calls[index] is not call for index in range(self._num_sent)) and call in self._calls:
+            self._calls.remove(call)
 
     async def _serve(self) -> None:
         """Answer calls until there are none."""
@@ -162,11 +175,13 @@ class Worker:
                         self._calls.popleft().fail(error)
                     return
                 failure = await self._exchange(child)
-                self._num_sent = 0
                 if failure is not None:
+                    first = self._calls.popleft() if self._num_sent else None
+                    self._num_sent = 0
                     await self._end_child()
-                    self._calls.popleft().fail(failure)
-                self._calls = deque(call for call in self._calls if not call.answer.done())  # the next child need not bother
+                    if first is not None:
+                        first.fail(failure)
+                self._calls = deque[_Call](call for call in self._calls if not call.answer.done())  # the next child need not bother
         finally:
             self._serving = None
 
@@ -223,7 +238,7 @@ class Worker:
         turn_s = loop.time()
         while self._num_sent:
             first = self._calls[0]
-            first.patience.cancel()
+            first.take_turn()
             try:
                 async with asyncio.timeout_at(turn_s + first.timeout_s):
                     data = await output.read(_STREAM_BYTES)
@@ -238,7 +253,7 @@ class Worker:
             except WorkerError as error:
                 return error
             self._send_ahead()
-        return None
+        return WorkerError(WorkerError.DIED, _UNASKED) if received else None
 
     def _send_ahead(self) -> None:
         """Send the first call, and small ones behind a small one. Without waiting: what the child does not take is in the call's time."""
@@ -255,10 +270,10 @@ class Worker:
     def _settle(self, kind: int, payload: bytes) -> None:
         """Give the first call its answer."""
         if not self._num_sent or kind not in (ANSWERED, FAILED):
-            raise WorkerError(WorkerError.DIED, "the worker process said what nobody asked")
+            raise WorkerError(WorkerError.DIED, _UNASKED)
         call = self._calls.popleft()
         self._num_sent -= 1
-        call.patience.cancel()
+        call.take_turn()
         if kind == ANSWERED:
             if not call.answer.done():
                 call.answer.set_result(payload)

@@ -181,6 +181,28 @@ async def test_the_answer_of_a_call_that_was_sent_ahead_and_left_is_nobodys(work
     assert worker.pid == pid
 
 
+async def test_callers_that_leave_while_they_wait_leave_no_work_behind(worker: Worker) -> None:
+    await worker.start()
+    running = asyncio.create_task(ask(worker, "sleep 0.3"))
+    await asyncio.sleep(0)
+    for _ in range(5):  # more than may wait at a time
+        leaving = [asyncio.create_task(ask(worker, "sleep 60 " + "x" * 20_000)) for _ in range(20)]
+        await asyncio.sleep(0)
+        for call in leaving:
+            call.cancel()
+        await asyncio.wait(leaving)
+    assert await ask(worker, "echo x") == "x"
+    assert await running == "0.3"
+
+
+async def test_frames_that_nobody_asked_for_end_the_child_and_no_other_call(worker: Worker) -> None:
+    await worker.start()
+    pid = worker.pid
+    assert await ask(worker, "forge 3") == "", "the first of them passes for the answer"
+    assert await ask(worker, "echo x") == "x"
+    assert worker.pid != pid
+
+
 async def test_a_large_request_is_not_sent_ahead(worker: Worker) -> None:
     """The child's memory is for one call."""
     large = "x" * 1_000_000
