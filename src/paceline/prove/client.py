@@ -156,7 +156,7 @@ class ChatClient:
             async with self._session.post(f"{self.base_url}{_ROUTE}", data=body, allow_redirects=False) as response:
                 transcript.status = response.status
                 if response.status != 200 or not response.content_type.startswith("text/event-stream"):
-                    transcript.error = _refusal(response.status, await _bounded(response.content))
+                    transcript.error = _refusal(response.status, await bounded_body(response.content))
                 else:
                     await transcript.read(response.content)
         except (TimeoutError, aiohttp.ClientError, OSError, BrokenStreamError) as error:
@@ -178,7 +178,7 @@ class ChatClient:
             async with asyncio.timeout(timeout_s):
                 # No redirects: the key is for this server, and what is measured must be what was named.
                 async with self._session.request(method, self.base_url + path, data=body or None, allow_redirects=False) as response:
-                    return response.status, await _bounded(response.content)
+                    return response.status, await bounded_body(response.content)
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             raise MissingError(
                 f"{self.base_url}{path} does not answer: {_failure(error, timeout_s)}; start the server (paceline serve) or give its --url"
@@ -306,8 +306,8 @@ class _Transcript:
         return None
 
 
-async def _bounded(content: aiohttp.StreamReader) -> bytes:
-    """A body, or its beginning if it is too long."""
+async def bounded_body(content: aiohttp.StreamReader) -> bytes:
+    """A body, or its beginning if it is longer than MAX_BODY_BYTES."""
     body = bytearray()
     async for part in content.iter_any():
         body += part

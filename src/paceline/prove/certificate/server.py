@@ -12,6 +12,7 @@ from typing import cast
 import aiohttp
 
 from paceline.errors import MissingError
+from paceline.prove.client import MAX_BODY_BYTES, bounded_body
 
 Prompt = str | tuple[int, ...]
 Fields = Mapping[str, object]
@@ -50,7 +51,7 @@ class Server:
             return Answer(error=error, is_refusal=400 <= status < 500 and status not in (404, 405, 408, 429))
         try:
             return _read(cast("dict[str, object]", answer))
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as fault:
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as fault:
             return Answer(error=f"the answer does not have the shape of a completion ({type(fault).__name__}: {str(fault)[:100]})")
 
     async def tokenize(self, text: str) -> tuple[int, ...] | None:
@@ -82,16 +83,19 @@ class Server:
     async def _post(self, path: str, body: Fields) -> tuple[int, object, str | None]:
         """(status, JSON body, None), or (status or 0, None, what went wrong)."""
         try:
-            async with self._session.post(self._url + path, json=body) as response:
-                raw = await response.read()
+            # No redirects: the key is for this server, and what is certified must be what was named.
+            async with self._session.post(self._url + path, json=body, allow_redirects=False) as response:
+                raw = await bounded_body(response.content)
                 if response.status != 200:
                     return response.status, None, f"HTTP {response.status}: {_message(raw)}"
+                if len(raw) > MAX_BODY_BYTES:
+                    return 200, None, f"the body is longer than {MAX_BODY_BYTES:,} bytes"
                 return 200, json.loads(raw), None
         except TimeoutError:
             return 0, None, "no answer within the time limit"
         except (aiohttp.ClientError, OSError) as fault:
             return 0, None, f"{type(fault).__name__}: {str(fault)[:200]}"
-        except ValueError:
+        except (ValueError, RecursionError):
             return 200, None, "the body is not JSON"
 
 
@@ -103,14 +107,14 @@ def root_url(url: str) -> str:
 async def first_model(session: aiohttp.ClientSession, url: str) -> str:
     """The first model that the server lists. Raises MissingError if there is no such server."""
     try:
-        async with session.get(f"{url}/v1/models") as response:
-            raw = await response.read()
+        async with session.get(f"{url}/v1/models", allow_redirects=False) as response:
+            raw = await bounded_body(response.content)
             if response.status != 200:
                 raise MissingError(f"{url}/v1/models answers HTTP {response.status}: {_message(raw)}; give the server's URL and key")
             return str(json.loads(raw)["data"][0]["id"])
     except (TimeoutError, aiohttp.ClientError, OSError) as fault:
         raise MissingError(f"no server answers at {url} ({type(fault).__name__}); start it, or give another --url") from fault
-    except (ValueError, LookupError, TypeError) as fault:
+    except (ValueError, LookupError, TypeError, RecursionError) as fault:
         raise MissingError(f"{url}/v1/models does not list models as OpenAI's API does; give the model's name") from fault
 
 
@@ -145,6 +149,6 @@ def _message(raw: bytes) -> str:
             error = cast("dict[str, object]", error).get("message")
         if isinstance(error, str):
             return error[:200]
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         pass
     return raw[:200].decode(errors="replace")
