@@ -233,8 +233,13 @@ def judge(seen: Seen, options: SoakOptions) -> SoakResult:
         num_lost = seen.pages_before - seen.pages_after
         reasons.append(f"{num_lost:,} of {seen.pages_before:,} free pages did not come back when the traffic ended")
     verdict = Verdict.FAIL if reasons else Verdict.PASS
+    if verdict is Verdict.PASS and not seen.is_complete:
+        verdict = Verdict.INCONCLUSIVE
+        reasons.append(
+            f"stopped after {seen.duration_s:,.0f} s of {options.duration_s:,.0f} s: nothing was wrong until then, the rest was not seen"
+        )
     missing = {"rss_mib", "num_fds"} - {trend.name for trend in trends}
-    if verdict is Verdict.PASS and missing:
+    if verdict is not Verdict.FAIL and missing:
         verdict = Verdict.INCONCLUSIVE
         reasons.append(
             f"{', '.join(sorted(missing))}: not watched long enough, or the server runs elsewhere and shows no process_* metrics"

@@ -84,6 +84,15 @@ def test_a_server_that_cannot_be_watched_is_not_passed() -> None:
     assert judge(replace(seen(), looks=seen().looks[:20]), OPTIONS).verdict is Verdict.INCONCLUSIVE, "stopped while it settled"
 
 
+def test_a_soak_that_was_stopped_is_not_passed() -> None:
+    stopped = replace(seen(), is_complete=False)
+    result = judge(stopped, replace(OPTIONS, duration_s=3600))
+    assert (result.verdict, result.is_complete) == (Verdict.INCONCLUSIVE, False)
+    assert result.reasons == ("stopped after 600 s of 3,600 s: nothing was wrong until then, the rest was not seen",)
+    leaking = judge(replace(seen(rss_mib=60.0), is_complete=False), OPTIONS)
+    assert leaking.verdict is Verdict.FAIL, "what was seen was seen"
+
+
 def test_a_restart_of_the_server_is_no_negative_acceptance() -> None:
     looks: Sequence[Look] = seen().looks
     restarted = [
