@@ -77,12 +77,14 @@ def one_sided_low(estimate: LogRatio, draws: Floats, alpha: float) -> Floats:
 
 
 def tail_probability(estimate: LogRatio, draws: Floats) -> Floats:
-    """One-sided p of "the ratio is not above 1": [...]."""
+    """One-sided p of "the ratio is not above 1": [...]; of few blocks never below Student's, as their bounds are never tighter."""
     with np.errstate(divide="ignore", invalid="ignore"):
         t = np.nan_to_num(estimate.value / estimate.standard_error, nan=0.0)
     num_beyond = np.asarray((np.abs(draws) >= np.abs(t)).sum(axis=0), dtype=np.float64)
     one_tail: Floats = (1 + num_beyond / 2) / (1 + draws.shape[0])
-    return np.where(t > 0, one_tail, 1 - one_tail)
+    p: Floats = np.where(t > 0, one_tail, 1 - one_tail)
+    design = estimate.design
+    return np.maximum(p, student_tail(t, design.df)) if design.df >= 1 and design.num_blocks < FEW_BLOCKS else p
 
 
 @dataclass(frozen=True, slots=True)

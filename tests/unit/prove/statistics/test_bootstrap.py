@@ -17,7 +17,7 @@ from paceline.prove.statistics.bootstrap import (
     two_sided,
 )
 from paceline.prove.statistics.ratio import Design, LogRatio, log_ratio
-from paceline.prove.statistics.student import Floats
+from paceline.prove.statistics.student import Floats, student_tail
 from tests.fakes.synthetic_server import AR1, DRIFT, QUIET, SCENARIOS, Noise, Runs, paired_seconds
 
 NUM_RUNS = 1000
@@ -117,6 +117,21 @@ def test_p_values_of_null_runs_are_uniform() -> None:
     p = tail_probability(estimate, draws_of(estimate))
     for level in (0.05, 0.25, 0.5, 0.75, 0.95):
         assert np.mean(p <= level) == pytest.approx(level, abs=0.05)
+
+
+@pytest.mark.parametrize("num_blocks", [3, 4, 5])
+def test_p_values_of_few_blocks_are_never_below_students(num_blocks: int) -> None:
+    """As the bounds are, so that Holm's order and levels rest on the same law."""
+    estimate = by_walls(paired_seconds(np.random.default_rng(5), NUM_RUNS, num_blocks, QUIET, 1.1))
+    draws = draws_of(estimate)
+    p = tail_probability(estimate, draws)
+    t = estimate.value / estimate.standard_error
+    students = student_tail(t, estimate.design.df)
+    assert np.all(p >= students)
+    by_draws = (1 + (np.abs(draws) >= np.abs(t)).sum(axis=0) / 2) / (1 + NUM_DRAWS)
+    assert np.any(by_draws[t > 0] < students[t > 0]), "multipliers alone would claim more"
+    low = one_sided_low(estimate, draws, PRIMARY_ALPHA)
+    assert not np.any((p > PRIMARY_ALPHA + 1 / NUM_DRAWS) & (low > 1)), "a bound above 1 has a p that says so too"
 
 
 def cells_of(num_runs: int, num_cells: int, num_blocks: int) -> list[tuple[LogRatio, Floats]]:
