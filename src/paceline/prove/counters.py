@@ -1,4 +1,4 @@
-"""A server's Prometheus counters before and after a block, and whether it is busy. Called by `schedule.py`.
+"""A server's Prometheus counters before and after a block, and whether it is busy. Called by `measure.py`.
 
 Counters only, by their `_total` names: a `_created` gauge summed as a counter has fooled other clients. Sums over label sets.
 """

@@ -1,6 +1,6 @@
 """The raw records of a measurement in a file, one JSON object a line, each in the file before anything is computed from it.
 
-Append-only and flushed line by line: what was measured survives a crash and Ctrl-C. Written by `schedule.py`, read by whoever computes.
+Append-only and flushed line by line: what was measured survives a crash and Ctrl-C. Written by `measure.py`, read by whoever computes.
 """
 
 from collections.abc import Iterator

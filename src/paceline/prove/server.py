@@ -1,4 +1,4 @@
-"""What a server is and can: what it says of itself, and what a few small requests show. Called by `schedule.py` before anything else.
+"""What a server is and can: what it says of itself, and what a few small requests show. Called by `measure.py` before anything else.
 
 A field that a server does not refuse may still be ignored; what the comparison stands on (`max_draft_length`, `cache_salt`) is tried out.
 """
