@@ -25,6 +25,7 @@ class Behaviour:
     draft_length: int = 3
     honours_draft_length: bool = True
     keeps_salts_apart: bool = True
+    tells_cached: bool = True
     has_usage: bool = True
     has_chunk_usage: bool = True
     gives_token_ids: bool = True
@@ -253,7 +254,7 @@ class _Reply:
         if not is_final and not (asked and self._behaviour.has_chunk_usage and self._has_usage):
             return None
         num_prompt = sum(len(message["content"].split()) for message in self._body["messages"])
-        details = {"cached_tokens": self._cached}
+        details = {"cached_tokens": self._cached} if self._behaviour.tells_cached else {}
         return {"prompt_tokens": num_prompt, "completion_tokens": num_tokens, "prompt_tokens_details": details}
 
     def _event(

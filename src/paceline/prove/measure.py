@@ -79,6 +79,20 @@ def _check_comparable(plan: Plan, sides: dict[Arm, _Side]) -> None:
     )
 
 
+def _of_shared_cache(plan: Plan, sides: dict[Arm, _Side]) -> list[str]:
+    """A warning where both arms ask one server and nothing shows that its cache keeps their prompts apart."""
+    if plan.baseline_url is not None or len(sides) < 2:
+        return []
+    facts = sides[Arm.BASELINE].facts
+    if facts.separates_salts:
+        return []
+    seen = "does not keep" if facts.separates_salts is False else "does not show whether it keeps"
+    return [
+        f"{facts.base_url} {seen} requests with another cache_salt apart in its prefix cache, and both arms ask it: the arm that comes "
+        "second may find the first one's prompts there; start the server without prefix caching, or look at the cached tokens"
+    ]
+
+
 def _told(plan: Plan) -> dict[str, object]:
     """The plan as a journal keeps it: without the key, and of the data set the hash."""
     return {
@@ -121,7 +135,7 @@ class _Work:
         lengths = plan.draft_lengths
         self._draft_lengths = {run.point.concurrency: lengths[0] if len(lengths) == 1 else None for run in runs}
         self._pilots: dict[int, list[float]] = {}  # draft length -> tokens and seconds, of this point
-        self._warnings: Counter[str] = Counter()
+        self._warnings: Counter[str] = Counter(_of_shared_cache(plan, sides))
         self._lag = LagMeter()
         self._start_s = time.monotonic()
         self._num_done = 0

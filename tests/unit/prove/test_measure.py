@@ -45,6 +45,24 @@ def measured(server: MockOpenAi) -> int:
     return next(place for place, asked in enumerate(server.asked) if asked.question.startswith("what is"))
 
 
+@pytest.mark.parametrize(
+    ("behaviour", "words"),
+    [(Behaviour(), None), (Behaviour(keeps_salts_apart=False), "does not keep requests"), (Behaviour(tells_cached=False), "does not show")],
+)
+async def test_one_cache_for_both_arms_is_warned_of(run: Callable[..., Any], behaviour: Behaviour, words: str | None) -> None:
+    async with MockOpenAi(behaviour) as server:
+        got = await run(server, concurrencies=(1,), num_blocks=1, max_tokens=2)
+    found = [warning for warning in got.warnings if "cache_salt" in warning]
+    assert len(found) == (words is not None)
+    assert all(str(words) in warning for warning in found)
+
+
+async def test_two_servers_share_no_cache(run: Callable[..., Any]) -> None:
+    async with MockOpenAi(Behaviour(keeps_salts_apart=False)) as server, MockOpenAi(Behaviour(draft_length=0)) as plain:
+        got = await run(server, concurrencies=(1,), num_blocks=1, max_tokens=2, baseline_url=plain.url)
+    assert not any("cache_salt" in warning for warning in got.warnings)
+
+
 async def test_a_whole_measurement(run: Callable[..., Any], tmp_path: Path) -> None:
     told: list[Progress] = []
     async with MockOpenAi() as server:
