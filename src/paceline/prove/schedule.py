@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from paceline.errors import BadInputError
 from paceline.prove.datasets.prompt import Prompt
-from paceline.prove.plan import Plan
+from paceline.prove.plan import MIN_BLOCKS, Plan
 from paceline.prove.record import Arm, Phase
 
 PILOT_TOKENS = 64
@@ -72,10 +72,11 @@ def schedule(plan: Plan) -> tuple[Run, ...]:
             )
         runs += _warm_ups(plan, point, prompts)
         first = random.Random(f"{plan.seed} {index}").randrange(2)  # noqa: S311 - no secret
-        for block, of_block in enumerate(blocks(prompts, plan.num_blocks, point.concurrency)):
+        num_blocks = num_blocks_of(len(prompts), plan.num_blocks, point.concurrency)
+        for block, of_block in enumerate(blocks(prompts, num_blocks, point.concurrency)):
             arms = plan.arms if (block + first) % 2 == 0 else plan.arms[::-1]
             for arm in arms:
-                runs.append(Run(0, point, arm, Phase.MEASURE, block, plan.num_blocks, of_block, plan.max_tokens))
+                runs.append(Run(0, point, arm, Phase.MEASURE, block, num_blocks, of_block, plan.max_tokens))
     return tuple(replace(run, place=place) for place, run in enumerate(runs))
 
 
@@ -91,6 +92,15 @@ def mixed(prompts: Sequence[Prompt], seed: int) -> tuple[Prompt, ...]:
         rng.shuffle(of_round)
         order += of_round
     return tuple(order)
+
+
+def num_blocks_of(num_prompts: int, num_blocks: int, concurrency: int) -> int:
+    """How many blocks: fewer than asked for where that many would share prompts, as long as enough are left for an interval.
+
+    Else as many as asked for; prompts then stand in several blocks, which the judgement says.
+    """
+    num_apart = num_prompts // max(concurrency, 1)
+    return num_apart if MIN_BLOCKS <= num_apart < num_blocks else num_blocks
 
 
 def blocks(prompts: Sequence[Prompt], num_blocks: int, concurrency: int) -> Iterator[tuple[Prompt, ...]]:

@@ -76,6 +76,30 @@ def test_blocks_hold_everything_and_fill_the_slots(number: int, num_blocks: int,
         assert max(map(len, cut)) - min(map(len, cut)) <= 1
 
 
+@pytest.mark.parametrize(
+    ("num_prompts", "num_blocks", "concurrency", "expected", "is_apart"),
+    [
+        (80, 16, 8, 10, True),
+        (64, 16, 8, 8, True),
+        (63, 16, 8, 16, False),
+        (128, 16, 8, 16, True),
+        (20, 8, 4, 8, False),
+        (9, 4, 4, 4, False),
+    ],
+)
+def test_fewer_blocks_rather_than_prompts_in_several(
+    num_prompts: int, num_blocks: int, concurrency: int, expected: int, is_apart: bool
+) -> None:
+    """As long as there are enough of them for an interval."""
+    runs = schedule(Plan(URL, make_dataset(num_prompts), concurrencies=(concurrency,), num_blocks=num_blocks))
+    base = [run for run in measured(runs, Point(concurrency)) if run.arm is Arm.BASELINE]
+    assert len(base) == expected
+    assert {run.num_blocks for run in base} == {expected}
+    asked = Counter(prompt.question_id for run in base for prompt in run.prompts)
+    assert len(asked) == num_prompts
+    assert (max(asked.values()) == 1) is is_apart
+
+
 def test_blocks_are_a_mix_of_the_categories() -> None:
     prompts = make_dataset(88).prompts
     order = mixed(prompts, seed=3)
