@@ -70,6 +70,17 @@ def _different_precision(servers: Mapping[Arm, ServerFacts]) -> str | None:
     return None
 
 
+def unknown_precision(servers: Mapping[Arm, ServerFacts]) -> str | None:
+    """What to note where two servers are compared and one does not say its dtype: it cannot be told that they serve the same model."""
+    silent = [arm for arm, facts in servers.items() if facts.dtype is None]
+    if not silent or len({facts.base_url for facts in servers.values()}) < 2:
+        return None
+    return (
+        f"the precision is not known of the server of the {' and the '.join(silent)} arm, which does not say its dtype: "
+        "that both servers compute alike could not be checked"
+    )
+
+
 def _fact(server: ServerFacts, name: str) -> str | None:
     value = server.facts.get(name)
     return value if isinstance(value, str) else None

@@ -48,6 +48,19 @@ class Comparison:
         return tuple(sorted({base.category for block in self.blocks for base, _ in block.pairs}))
 
     @property
+    def num_prompts(self) -> int:
+        return len(self._num_blocks_of_prompts)
+
+    @property
+    def num_repeated_prompts(self) -> int:
+        """Those that stand in more than one block."""
+        return sum(number > 1 for number in self._num_blocks_of_prompts.values())
+
+    @property
+    def _num_blocks_of_prompts(self) -> Counter[str]:
+        return Counter(question for block in self.blocks for question in {base.question_id for base, _ in block.pairs})
+
+    @property
     def num_pairs(self) -> int:
         return sum(len(block.pairs) for block in self.blocks)
 

@@ -10,10 +10,10 @@ import math
 from collections.abc import Sequence
 
 from paceline.prove.criteria import Criteria, Evidence, evaluate
-from paceline.prove.fairness import unfair_reasons
+from paceline.prove.fairness import unfair_reasons, unknown_precision
 from paceline.prove.judgement import Judgement, JudgeOptions
 from paceline.prove.pairing import Comparison, compare
-from paceline.prove.plan import Measurement
+from paceline.prove.plan import MIN_BLOCKS, Measurement
 from paceline.prove.record import Arm
 from paceline.prove.results import Criterion, Verdict
 from paceline.prove.speedup import Cell, Endpoint, SpeedAnalysis, analyse
@@ -40,6 +40,8 @@ def judge(measurement: Measurement, criteria: Criteria | None, options: JudgeOpt
     else:
         verdict, reasons = _decide(analysis, held, criteria, options.is_quick)
     reasons += _notes(comparisons, options.is_quick)
+    if unknown := unknown_precision(measurement.servers):
+        reasons.append(unknown)
     return Judgement(verdict, tuple(reasons), held, arms, analysis.speedup, pareto_points(arms))
 
 
@@ -161,6 +163,12 @@ def _notes(comparisons: Sequence[Comparison], is_quick: bool) -> list[str]:
             notes.append(
                 f"at concurrency {comparison.concurrency}, {comparison.num_left_out} of "
                 f"{comparison.num_left_out + len(comparison.blocks)} blocks were not whole in both arms and enter no ratio"
+            )
+        if comparison.num_repeated_prompts:
+            notes.append(
+                f"at concurrency {comparison.concurrency}, {comparison.num_repeated_prompts} of {comparison.num_prompts} prompts stand in "
+                f"several blocks, which are then no samples of prompts of their own: the intervals hold for these prompts, and are too "
+                f"narrow for others like them; take at least {MIN_BLOCKS * comparison.concurrency} prompts, or a lower concurrency"
             )
         if comparison.blocks and not comparison.has_same_lengths:
             notes.append(

@@ -93,6 +93,26 @@ def test_random_token_prompts_are_invalid() -> None:
     assert "look like random tokens" in judgement.reasons[0]
 
 
+def test_a_precision_that_nobody_tells_is_said_not_to_be_known() -> None:
+    """Of two servers; one alone is like itself."""
+    silent_one = with_dtype(None)
+    facts = silent_one.servers[Arm.SPECULATIVE]
+    two = {**silent_one.servers, Arm.SPECULATIVE: replace(facts, base_url="http://another")}
+    words = "the precision is not known of the server of the speculative arm"
+    for servers, is_said in ((two, True), (silent_one.servers, False), (FAIR.servers, False)):
+        judgement = judge(replace(FAIR, servers=servers), None, OPTIONS)
+        assert judgement.verdict is Verdict.PASS
+        assert any(words in reason for reason in judgement.reasons) is is_said
+
+
+def test_prompts_in_several_blocks_are_said_to_be() -> None:
+    assert not any("several blocks" in reason for reason in judge(FAIR, None, OPTIONS).reasons)
+    (first, again) = (next(record.question_id for record in FAIR.records if record.block == block) for block in (0, 1))
+    repeated = tuple(replace(record, question_id=first) if record.question_id == again else record for record in FAIR.records)
+    (reason,) = [reason for reason in judge(replace(FAIR, records=repeated), None, OPTIONS).reasons if "several blocks" in reason]
+    assert reason.startswith("at concurrency 1, 1 of 31 prompts stand in several blocks")
+
+
 @pytest.mark.parametrize(
     "measurement",
     [
