@@ -36,9 +36,10 @@ def prove(*, config: ProveConfig = ProveConfig()) -> int:  # noqa: B008 - frozen
     check(config)
     _need_packages(config)
     if config.from_records is not None:
+        from paceline.prove.options import objectives_of
         from paceline.prove.run import judge_again
 
-        return _report(judge_again(config.from_records, config.criteria), config)
+        return _report(judge_again(config.from_records, config.criteria, objectives_of(config)), config)
     if config.soak is not None:
         return _soak(config)
     from paceline.prove.environment import own_command

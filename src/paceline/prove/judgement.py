@@ -24,6 +24,11 @@ class Objectives:
     tpot_ms: float | None = 200.0
     e2e_ms: float | None = None
 
+    def __str__(self) -> str:
+        """In the form that `--goodput` takes."""
+        named = (("ttft", self.ttft_ms), ("tpot", self.tpot_ms), ("e2e", self.e2e_ms))
+        return ",".join(f"{name}:{limit_ms:g}" for name, limit_ms in named if limit_ms is not None)
+
 
 @dataclass(frozen=True, slots=True)
 class Utilisation:

@@ -5,6 +5,7 @@ Kept apart from the server's settings, for the referee also ships alone. `plan_o
 
 # ruff: noqa: RUF009 - `_option` is a dataclass field
 
+import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -12,6 +13,7 @@ from typing import TypeVar
 from paceline.errors import BadInputError
 from paceline.prove.certificate.options import CertifyOptions
 from paceline.prove.datasets.prompt import Dataset
+from paceline.prove.judgement import Objectives
 from paceline.prove.plan import MIN_BLOCKS, Plan
 
 T = TypeVar("T")
@@ -22,6 +24,8 @@ FULL_TOKENS = 256
 _QUICK_CONCURRENCY = (1, 4)
 _FULL_CONCURRENCY = (1, 4, 16)
 _MAX_POINTS = 64
+_OBJECTIVES = {"ttft": "ttft_ms", "tpot": "tpot_ms", "e2e": "e2e_ms", "e2el": "e2e_ms"}  # the last as in `vllm bench serve`
+_MAX_OBJECTIVE_MS = 1e9
 
 
 def _option(default: T, help: str) -> T:
@@ -53,6 +57,7 @@ class ProveConfig:
     quick: bool = _option(False, "The short proof, with the certificate: minutes on two cores.")
     certify: bool = _option(False, "Also check that both arms give the same tokens, and the law of sampled ones.")
     criteria: str | None = _option(None, "Thresholds: cpu, source, or a YAML file; unset: cpu for a server that is started here.")
+    goodput: str | None = _option(None, "What counts as goodput, in ms, such as ttft:500,tpot:50,e2e:5000; unset: ttft:500,tpot:200.")
     soak: str | None = _option(None, "Instead of a proof: traffic for so long (72h, 3m), watching for leaks.")
     json: Path | None = _option(None, "Write the proof as JSON.")
     html: Path | None = _option(None, "Write the proof as one HTML page.")
@@ -74,6 +79,7 @@ def check(config: ProveConfig) -> None:
         raise BadInputError("--baseline-url compares two servers that run; give --url as well")
     if config.soak is not None and (config.json or config.html or config.save_result or config.certify or config.quick):
         raise BadInputError("--soak is a run of its own: leave out --quick, --certify, --json, --html and --save-result")
+    objectives_of(config)
     for name, path in (("json", config.json), ("html", config.html), ("records", config.records)):
         if path is not None and path.is_dir():
             raise BadInputError(f"--{name} {path} is a folder; name a file")
@@ -102,6 +108,29 @@ def plan_of(config: ProveConfig, url: str, dataset: Dataset) -> Plan:
         timeout_s=config.timeout,
         ignore_eos=config.ignore_eos,
     )
+
+
+def objectives_of(config: ProveConfig) -> Objectives | None:
+    """What `--goodput` asks for: those that it names and no others; None if it is not given. Raises BadInputError."""
+    if config.goodput is None:
+        return None
+    limits_ms: dict[str, float] = {}
+    for part in config.goodput.replace(",", " ").split():
+        name, _, text = part.partition(":")
+        try:
+            limit_ms = float(text)
+        except ValueError:
+            limit_ms = math.nan
+        name = _OBJECTIVES.get(name, "")
+        if not name or name in limits_ms or not 0 < limit_ms <= _MAX_OBJECTIVE_MS:
+            raise BadInputError(
+                f"--goodput {config.goodput[:80]}: {part[:40]!r} is no objective; give each of ttft, tpot and e2e at most once, with its "
+                "milliseconds, such as ttft:500,tpot:50,e2e:5000"
+            )
+        limits_ms[name] = limit_ms
+    if not limits_ms:
+        raise BadInputError("--goodput names no objective; give some, such as ttft:500,tpot:50,e2e:5000")
+    return Objectives(limits_ms.get("ttft_ms"), limits_ms.get("tpot_ms"), limits_ms.get("e2e_ms"))
 
 
 def certify_options_of(config: ProveConfig) -> CertifyOptions:

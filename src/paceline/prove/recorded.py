@@ -13,6 +13,7 @@ import msgspec
 from paceline.errors import BadInputError
 from paceline.prove.datasets.prompt import Dataset, Prompt
 from paceline.prove.journal import Journal, JournalContents, read_journal
+from paceline.prove.judgement import Objectives
 from paceline.prove.plan import Measurement, ServerFacts
 from paceline.prove.record import Arm
 from paceline.prove.results import Certificate
@@ -29,13 +30,15 @@ class Recorded:
     measurement: Measurement
     is_quick: bool
     criteria: str | None
+    objectives: Objectives
     certificate: Certificate | None
     environment: dict[str, object]
 
 
-def note_before(journal: Journal, dataset: Dataset, is_quick: bool, criteria: str | None) -> None:
+def note_before(journal: Journal, dataset: Dataset, is_quick: bool, criteria: str | None, objectives: Objectives) -> None:
     """What is known before anything is measured; a line per prompt, for one line may not hold a whole split."""
-    journal.add_note(judged={"is_quick": is_quick, "criteria": criteria}, dataset={"label": dataset.label, "split": dataset.split})
+    judged = {"is_quick": is_quick, "criteria": criteria, "objectives": objectives}
+    journal.add_note(judged=judged, dataset={"label": dataset.label, "split": dataset.split})
     for prompt in dataset.prompts:
         journal.add_note(prompt=prompt)
 
@@ -80,6 +83,7 @@ def _recorded(contents: JournalContents, plan: dict[str, object]) -> Recorded:
         measurement=measurement,
         is_quick=bool(judged["is_quick"]),
         criteria=msgspec.convert(judged["criteria"], str | None),
+        objectives=msgspec.convert(judged.get("objectives", {}), Objectives),  # older records have none: the built-in ones
         certificate=None if certificate is None else msgspec.convert(certificate, Certificate),
         environment=msgspec.convert(_last(notes, "environment", {}), dict[str, object]),
     )

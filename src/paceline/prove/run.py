@@ -22,9 +22,9 @@ from paceline.prove.datasets.load import load
 from paceline.prove.datasets.prompt import Dataset
 from paceline.prove.environment import environment, num_cores
 from paceline.prove.journal import Journal
-from paceline.prove.judgement import Judgement, JudgeOptions, Utilisation
+from paceline.prove.judgement import Judgement, JudgeOptions, Objectives, Utilisation
 from paceline.prove.measure import measure
-from paceline.prove.options import ProveConfig, certify_options_of, num_prompts_of, plan_of
+from paceline.prove.options import ProveConfig, certify_options_of, num_prompts_of, objectives_of, plan_of
 from paceline.prove.plan import Measurement, Plan, Progress
 from paceline.prove.record import Arm, Phase
 from paceline.prove.recorded import note_before, note_certificate, note_environment, read_recorded
@@ -99,7 +99,7 @@ async def prove(job: Job, tell: Tell) -> Outcome:
         tell(progress.stage, progress.num_done, progress.num_total, progress.seconds_left)
 
     with Journal(job.records) as journal:
-        note_before(journal, job.dataset, config.quick, job.criteria)
+        note_before(journal, job.dataset, config.quick, job.criteria, objectives_of(config) or Objectives())
         samplers = _samplers(job, plan)
         async with AsyncExitStack() as stack:
             for sampler in {id(one): one for one in samplers.values()}.values():
@@ -119,15 +119,17 @@ async def prove(job: Job, tell: Tell) -> Outcome:
     return judge_again(job.records)
 
 
-def judge_again(path: Path, criteria: str | None = None) -> Outcome:
-    """The proof that follows from raw records, with the thresholds of then unless others are given.
+def judge_again(path: Path, criteria: str | None = None, objectives: Objectives | None = None) -> Outcome:
+    """The proof that follows from raw records, with the thresholds and objectives of then unless others are given.
 
     Raises NotFoundError or BadInputError for a file that is none.
     """
     recorded = read_recorded(path)
     measurement, told = recorded.measurement, dict(recorded.environment)
     found = told.pop("utilisation_by_arm", None)
-    options = JudgeOptions(recorded.dataset.prompts, recorded.is_quick, utilisation=_utilisation(found))
+    objectives = objectives or recorded.objectives
+    told["goodput_objectives"] = f"{objectives} ms"
+    options = JudgeOptions(recorded.dataset.prompts, recorded.is_quick, objectives, _utilisation(found))
     judgement = _judged(measurement, criteria or recorded.criteria, options)
     return Outcome(_proof(judgement, measurement, recorded.certificate, told), measurement, recorded.dataset)
 

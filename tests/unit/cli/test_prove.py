@@ -60,7 +60,7 @@ def test_a_proof_is_printed_and_written(jobs: list[Job], tmp_path: Path, capsys:
 
 @pytest.mark.parametrize("verdict", list(Verdict))
 def test_each_verdict_has_its_exit_code(monkeypatch: pytest.MonkeyPatch, verdict: Verdict) -> None:
-    monkeypatch.setattr(run_module, "judge_again", lambda path, criteria: outcome(verdict))
+    monkeypatch.setattr(run_module, "judge_again", lambda path, criteria, objectives: outcome(verdict))
     code = {"PASS": 0, "FAIL": 1, "INVALID": 4, "INCONCLUSIVE": 5}[verdict.value]
     assert run(["prove", "--from-records", "x.jsonl"]) == code
 
@@ -75,6 +75,7 @@ def test_each_verdict_has_its_exit_code(monkeypatch: pytest.MonkeyPatch, verdict
         (["--from-records", "no.jsonl"], "no.jsonl"),
         (["--url", "u", "--split", "throughput_9k"], "throughput_9k"),
         (["--soak", "soon"], "soon"),
+        (["--url", "u", "--goodput", "itl:5"], "'itl:5' is no objective"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[str], arguments: list[str], words: str) -> None:

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import BadInputError
-from paceline.prove.options import ProveConfig, certify_options_of, check, num_prompts_of, plan_of, whole_numbers
+from paceline.prove.judgement import Objectives
+from paceline.prove.options import ProveConfig, certify_options_of, check, num_prompts_of, objectives_of, plan_of, whole_numbers
 from tests.fakes.made_records import made_dataset
 
 DATASET = made_dataset()
@@ -36,6 +37,31 @@ def test_a_model_names_one_of_the_servers_or_the_one_to_start() -> None:
 def test_lists_of_numbers_are_checked(text: str) -> None:
     with pytest.raises(BadInputError, match="--concurrency"):
         whole_numbers("concurrency", text)
+
+
+@pytest.mark.parametrize(
+    ("text", "objectives"),
+    [
+        (None, None),
+        ("ttft:500,tpot:100,e2e:5000", Objectives(500, 100, 5000)),
+        ("tpot:50", Objectives(None, 50, None)),
+        ("ttft:500 tpot:50.5 e2el:9e3", Objectives(500, 50.5, 9000)),
+    ],
+)
+def test_objectives_are_those_that_are_named(text: str | None, objectives: Objectives | None) -> None:
+    config = ProveConfig(goodput=text)
+    assert objectives_of(config) == objectives
+    if objectives is not None:
+        assert objectives_of(ProveConfig(goodput=str(objectives))) == objectives
+    check(config)
+
+
+@pytest.mark.parametrize(
+    "text", ["", " ,", "ttft", "ttft:", "ttft:x", "ttft:0", "ttft:-1", "ttft:nan", "ttft:inf", "itl:5", "e2e:1,e2el:2"]
+)
+def test_other_objectives_are_refused_before_anything_starts(text: str) -> None:
+    with pytest.raises(BadInputError, match=r"--goodput.*ttft:500,tpot:50,e2e:5000"):
+        check(ProveConfig(goodput=text))
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import pytest
 
 from paceline.errors import BadInputError, NotFoundError
 from paceline.prove.journal import Journal
+from paceline.prove.judgement import Objectives
 from paceline.prove.measure import _told
 from paceline.prove.plan import Measurement, Plan
 from paceline.prove.recorded import note_before, note_certificate, note_environment, read_recorded
@@ -15,13 +16,14 @@ from tests.fakes.made_records import made_dataset, made_measurement
 
 DATASET = made_dataset()
 MEASUREMENT = made_measurement(DATASET)
+OBJECTIVES = Objectives(ttft_ms=300.0, tpot_ms=None, e2e_ms=5000.0)
 
 
 def record(path: Path, measurement: Measurement, draft_lengths: tuple[int, ...] = ()) -> None:
     """Write a journal as `run.prove` and `measure` do."""
     plan = Plan("http://127.0.0.1:1", DATASET, draft_lengths=draft_lengths)
     with Journal(path) as journal:
-        note_before(journal, DATASET, is_quick=True, criteria="cpu")
+        note_before(journal, DATASET, is_quick=True, criteria="cpu", objectives=OBJECTIVES)
         journal.add_note(plan=_told(plan), servers=measurement.servers, time_s=1.0)
         for one in measurement.records:
             journal.add_request(one)
@@ -43,9 +45,19 @@ def test_a_measurement_comes_back_whole(tmp_path: Path) -> None:
     assert found.measurement == measurement
     assert found.dataset == DATASET
     assert found.dataset.sha256 == DATASET.sha256
-    assert (found.is_quick, found.criteria) == (True, "cpu")
+    assert (found.is_quick, found.criteria, found.objectives) == (True, "cpu", OBJECTIVES)
     assert found.certificate == certificate
     assert found.environment == made_environment()
+
+
+def test_records_from_before_there_were_objectives_have_the_built_in_ones(tmp_path: Path) -> None:
+    path = tmp_path / "a.records.jsonl"
+    record(path, MEASUREMENT)
+    text = path.read_text()
+    cut = text.replace(',"objectives":{"ttft_ms":300.0,"tpot_ms":null,"e2e_ms":5000.0}', "")
+    assert cut != text
+    path.write_text(cut)
+    assert read_recorded(path).objectives == Objectives()
 
 
 def test_draft_lengths_are_those_asked_for_or_those_a_pilot_chose(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from paceline.errors import BadInputError, MissingError
 from paceline.prove import run as run_module
+from paceline.prove.judgement import Objectives
 from paceline.prove.options import ProveConfig
 from paceline.prove.record import Arm, Phase
 from paceline.prove.report.document import as_document
@@ -51,6 +52,18 @@ async def test_a_whole_proof_and_the_same_again_from_its_records(tmp_path: Path)
     assert as_document(judge_again(records).proof) == as_document(proof)
     assert proof.criteria == ()
     assert len(judge_again(records, "source").proof.criteria) >= 5
+
+
+async def test_goodput_is_held_against_the_objectives_that_were_given(tmp_path: Path) -> None:
+    records = tmp_path / "a.records.jsonl"
+    config = replace(CONFIG, category="qa", goodput="ttft:60000,e2e:0.001")
+    proof = (await proved(records, Behaviour(), config)).proof
+    assert proof.environment["goodput_objectives"] == "ttft:60000,e2e:0.001 ms"
+    assert {arm.goodput for arm in proof.arms} == {0.0}
+    assert as_document(judge_again(records).proof) == as_document(proof)
+    again = judge_again(records, objectives=Objectives(60_000, None, None)).proof
+    assert again.environment["goodput_objectives"] == "ttft:60000 ms"
+    assert {arm.goodput for arm in again.arms} == {1.0}
 
 
 async def test_stopped_early_it_keeps_what_it_has_and_is_inconclusive(tmp_path: Path) -> None:

@@ -159,6 +159,8 @@ def latencies(proof: Proof) -> Markup:
         rows = [_line((label, *(text for one in arms for text in _percentiles(value(one))))) for label, value in _LATENCIES]
         counts = "; ".join(f"{ARM_NAMES[one.arm]}: {_counts(one)}" for one in arms)
         parts += [tag("h3", at_concurrency(concurrency)), table(heads, rows), _note(counts + ".")]
+    if "goodput_objectives" in proof.environment:
+        parts.append(_note(f"The objectives of goodput are {proof.environment['goodput_objectives']}."))
     return joined(parts)
 
 

@@ -193,3 +193,10 @@ def test_an_attribute_cannot_end_before_its_end() -> None:
     assert tag("a", "x", title='"><script>') == '<a title="&quot;&gt;&lt;script&gt;">x</a>'
     assert tag("br") == "<br>"
     assert tag("td", Markup("<b>"), "<b>", class_="num", hidden=True, id=None) == '<td class="num" hidden><b>&lt;b&gt;</td>'
+
+
+def test_goodput_names_its_objectives() -> None:
+    proof = made_proof()
+    assert "objectives of goodput" not in sections.latencies(proof)
+    proof = replace(proof, environment={**proof.environment, "goodput_objectives": "ttft:500,tpot:50 ms"})
+    assert "The objectives of goodput are ttft:500,tpot:50 ms." in sections.latencies(proof)
