@@ -31,6 +31,8 @@ class Behaviour:
     gives_token_ids: bool = True
     gives_acceptance: bool = True
     has_counters: bool = True
+    gpu_percents: tuple[float, float] | None = None  # of its gauge: while it works, and while it does not
+    bandwidth_fraction: float | None = None
     counter_factor: float = 1.0  # what the counters of drafts are multiplied by
     refuses_unknown: bool = False
     is_exact: bool = True  # whether drafts leave the answer as it is
@@ -113,6 +115,10 @@ class MockOpenAi:
             f"vllm:generation_tokens_total {counters['generation']}",
             f"vllm:num_requests_running {self._num_running}",
         ]
+        if self.behaviour.gpu_percents is not None:
+            lines.append(f'gpu_utilization_percent{{gpu="0"}} {self.behaviour.gpu_percents[0 if self._num_running else 1]}')
+        if self.behaviour.bandwidth_fraction is not None:
+            lines.append(f"paceline_memory_bandwidth_fraction {self.behaviour.bandwidth_fraction}")
         return web.Response(text="\n".join(lines) + "\n")
 
     async def _count(self, request: web.Request) -> web.Response:

@@ -197,11 +197,13 @@ def _of_run(rule: Rule, evidence: Evidence) -> tuple[float | None, str]:
         ratios = [each.ratio for each in evidence.speedup if each.category == OVERALL]
         return (min(ratios) if rule.at_most is None else max(ratios)) if ratios else None, "of the mix"
     told = evidence.options.utilisation.get(rule.arm)
+    if rule.metric == "bandwidth_fraction":
+        if told is None or told.bandwidth_fraction is None:
+            return None, "no counter of the bandwidth could be read here"
+        return told.bandwidth_fraction, f"beside {told.percent:.0f} % by {told.counter}"
     if told is None or told.device != "gpu":
         return None, "no counter of a GPU could be read here"
     bandwidth = "not known" if told.bandwidth_fraction is None else f"{told.bandwidth_fraction:.0%}"
-    if rule.metric == "bandwidth_fraction":
-        return told.bandwidth_fraction, f"beside {told.percent:.0f} % by {told.counter}"
     return told.percent, f"by {told.counter}; memory bandwidth used: {bandwidth}"
 
 

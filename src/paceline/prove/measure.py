@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from paceline.errors import BadInputError
 from paceline.prove.agreement import different_answers
 from paceline.prove.client import NO_USAGE, Answer, Ask, ChatClient, Message
-from paceline.prove.counters import Meter
+from paceline.prove.counters import Meter, Watch
 from paceline.prove.datasets.prompt import Prompt
 from paceline.prove.journal import Journal
 from paceline.prove.load import LagMeter, closed_loop, open_loop
@@ -197,10 +197,11 @@ class _Work:
             return replace(answer, error=None) if self._is_uncounted(record) else answer
 
         try:
-            if run.point.concurrency:
-                await closed_loop(run.prompts, run.point.concurrency, send)
-            else:
-                await open_loop(run.prompts, run.point.rate_per_s, f"{self._plan.seed} {run.point} {run.block}", send)
+            async with Watch(side.meter, before) as watch:
+                if run.point.concurrency:
+                    await closed_loop(run.prompts, run.point.concurrency, send)
+                else:
+                    await open_loop(run.prompts, run.point.rate_per_s, f"{self._plan.seed} {run.point} {run.block}", send)
         except BaseExceptionGroup as group:
             raise group.exceptions[0] from None
         records = await self._keep()
@@ -216,6 +217,7 @@ class _Work:
             end_s=max(record.end_s for record in records),
             counters_before=before.counters,
             counters_after=after.counters,
+            gauges=watch.gauges(after),
             rate_per_s=run.point.rate_per_s,
         )
         self._journal.add_run(block_run)

@@ -3,7 +3,7 @@
 Every number of a report can be computed again from these. Times are of the measuring process's monotonic clock.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 
@@ -79,3 +79,4 @@ class BlockRun:
     counters_before: dict[str, float]  # the server's `vllm:spec_decode_*_total` and generation tokens; empty where it has none
     counters_after: dict[str, float]
     rate_per_s: float = 0.0  # arrival rate of an open loop; 0 in closed loop
+    gauges: dict[str, float] = field(default_factory=dict[str, float])  # use of the device, as the server published it in the run

@@ -1,6 +1,6 @@
-"""How busy a server on this machine was while an arm ran: CPU time of its processes from /proc, sampled beside the measurement.
+"""How busy a server was while an arm ran: what it publishes of its GPU, or CPU time of its processes on this machine, from /proc.
 
-"Utilisation" without its counter means nothing, so the counter's name goes with the figure. A server on another machine has none here.
+"Utilisation" without its counter means nothing, so the counter's name goes with the figure. CPU time is sampled beside the measurement.
 """
 
 import asyncio
@@ -13,12 +13,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from paceline.prove.counters import BANDWIDTH_FRACTION, GPU_PERCENT
 from paceline.prove.judgement import Utilisation
 from paceline.prove.record import Arm, BlockRun, Phase
 
 _INTERVAL_S = 0.5
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 _PROC = Path("/proc")
+GPU_COUNTER = f"{GPU_PERCENT} of the server's /metrics"
+_BANDWIDTH_COUNTER = f"memory bandwidth, by {BANDWIDTH_FRACTION} of the server's /metrics"
 
 Readout = Callable[[], float | None]
 
@@ -100,13 +103,24 @@ class Sampler:
 
 
 def by_arm(samplers: dict[Arm, Sampler], runs: Sequence[BlockRun]) -> dict[Arm, Utilisation]:
-    """Over all measured blocks of each arm, for the criteria."""
+    """Over all measured blocks of each arm, for the criteria: of the GPU where the server publishes it, else of the CPU."""
     found: dict[Arm, Utilisation] = {}
-    for arm, sampler in samplers.items():
-        percent = sampler.percent([run for run in runs if run.arm == arm and run.phase == Phase.MEASURE])
-        if percent is not None:
-            found[arm] = Utilisation(percent, sampler.counter, device="cpu")
+    for arm in Arm:
+        mine = [run for run in runs if run.arm == arm and run.phase == Phase.MEASURE]
+        gpu_percent, bandwidth_fraction = (_mean_gauge(name, mine) for name in (GPU_PERCENT, BANDWIDTH_FRACTION))
+        cpu_percent = samplers[arm].percent(mine) if arm in samplers else None
+        if gpu_percent is not None:
+            found[arm] = Utilisation(gpu_percent, GPU_COUNTER, bandwidth_fraction)
+        elif cpu_percent is not None:
+            found[arm] = Utilisation(cpu_percent, samplers[arm].counter, bandwidth_fraction, device="cpu")
     return found
+
+
+def _mean_gauge(name: str, runs: Sequence[BlockRun]) -> float | None:
+    """Over the time of the runs that have it."""
+    told = [(run.gauges[name], run.end_s - run.start_s) for run in runs if name in run.gauges]
+    wall_s = sum(length_s for _, length_s in told)
+    return sum(value * length_s for value, length_s in told) / wall_s if wall_s > 0 else None
 
 
 def by_concurrency(samplers: dict[Arm, Sampler], runs: Sequence[BlockRun]) -> list[dict[str, object]]:
@@ -118,4 +132,9 @@ def by_concurrency(samplers: dict[Arm, Sampler], runs: Sequence[BlockRun]) -> li
         counters = sorted({sampler.counter for sampler in samplers.values()})
         if any(share is not None for share in shares.values()):
             entries.append({"concurrency": concurrency, "counter": "; ".join(counters), **shares})
+        for counter, name, scale in ((GPU_COUNTER, GPU_PERCENT, 1), (_BANDWIDTH_COUNTER, BANDWIDTH_FRACTION, 100)):
+            told = {arm.value: _mean_gauge(name, [run for run in chosen if run.arm == arm]) for arm in Arm}
+            percents = {arm: scale * value for arm, value in told.items() if value is not None}
+            if percents:
+                entries.append({"concurrency": concurrency, "counter": counter, **percents})
     return entries

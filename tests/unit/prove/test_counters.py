@@ -1,9 +1,12 @@
 """Prometheus' text as the few numbers that matter, and the wait for late ones."""
 
+import asyncio
 import time
 
+import pytest
+
 from paceline.prove.client import ChatClient
-from paceline.prove.counters import NUM_ACCEPTED_PER_POSITION, NUM_DRAFTS, Meter, Scrape, parse
+from paceline.prove.counters import NUM_ACCEPTED_PER_POSITION, NUM_DRAFTS, Meter, Scrape, Watch, parse
 from tests.fakes.mock_openai import Behaviour, MockOpenAi
 
 TEXT = """\
@@ -36,6 +39,43 @@ def test_only_counters_by_their_names_summed_over_label_sets() -> None:
         num_busy=3,
     )
     assert parse("") == parse("<html>no metrics here</html>") == Scrape()
+
+
+def test_use_of_the_device_is_a_mean_over_gpus_and_nonsense_is_none() -> None:
+    text = """\
+# TYPE gpu_utilization_percent gauge
+gpu_utilization_percent{gpu="0"} 90
+gpu_utilization_percent{gpu="1"} 70
+gpu_utilization_percent{gpu="2"} 1e9
+gpu_utilization_percent{gpu="3"} -1
+paceline_memory_bandwidth_fraction 0.5
+"""
+    assert parse(text) == Scrape(gauges={"gpu_utilization_percent": 80.0, "paceline_memory_bandwidth_fraction": 0.5})
+
+
+async def test_a_gpu_is_looked_at_while_the_run_is_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before and behind it stands what the GPU does when it has nothing to do."""
+    monkeypatch.setattr("paceline.prove.counters._WATCH_INTERVAL_S", 0.001)
+    async with MockOpenAi(Behaviour(gpu_percents=(90.0, 5.0), bandwidth_fraction=0.4)) as server, ChatClient(server.url) as client:
+        meter = Meter(client)
+        before = await meter.find()
+        assert before.gauges == {"gpu_utilization_percent": 5.0, "paceline_memory_bandwidth_fraction": 0.4}
+        async with Watch(meter, before) as watch:
+            assert watch.gauges(before) == before.gauges, "too short for a look: what was seen last"
+            server._num_running = 1
+            while len(watch._seen) < 3:  # noqa: ASYNC110 - it has no event to wait for
+                await asyncio.sleep(0.001)
+        server._num_running = 0
+        assert watch.gauges(await meter.read())["gpu_utilization_percent"] > 50
+        assert watch.gauges(await meter.read())["paceline_memory_bandwidth_fraction"] == 0.4
+
+
+async def test_a_server_without_a_gpu_is_not_asked_in_the_midst() -> None:
+    async with MockOpenAi() as server, ChatClient(server.url) as client:
+        meter = Meter(client)
+        async with Watch(meter, await meter.find()) as watch:
+            assert watch._task is None
+        assert watch.gauges(await meter.read()) == {}
 
 
 async def test_counters_that_come_late_are_waited_for_and_those_that_never_come_are_not() -> None:

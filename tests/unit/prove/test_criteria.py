@@ -129,6 +129,9 @@ def test_utilisation_names_its_counter_and_the_bandwidth_beside_it() -> None:
     criterion = judged("metric: gpu_utilisation_percent, at_least: 80", told)
     assert criterion.passed is True
     assert criterion.threshold == ">= 80 % (by DCGM_FI_PROF_SM_ACTIVE; memory bandwidth used: 40%)"
-    of_cpu = {Arm.SPECULATIVE: Utilisation(99.0, "CPU time", device="cpu")}
+    assert judged("metric: bandwidth_fraction, at_least: 0.3", told).value == 0.4
+    of_cpu = {Arm.SPECULATIVE: Utilisation(99.0, "CPU time", 0.6, device="cpu")}
     on_cpu = replace(EVIDENCE, options=JudgeOptions(prompts=(), utilisation=of_cpu))
     assert judged("metric: gpu_utilisation_percent, at_least: 80", on_cpu).passed is None
+    assert judged("metric: bandwidth_fraction, at_least: 0.5", on_cpu).passed is True
+    assert judged("metric: bandwidth_fraction, at_least: 0.5").passed is None

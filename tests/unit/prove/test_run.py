@@ -66,6 +66,21 @@ async def test_goodput_is_held_against_the_objectives_that_were_given(tmp_path: 
     assert {arm.goodput for arm in again.arms} == {1.0}
 
 
+@pytest.mark.parametrize(("percent", "passed"), [(95.0, True), (30.0, False), (None, None)])
+async def test_a_gpu_that_the_server_publishes_is_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, percent: float | None, passed: bool | None
+) -> None:
+    monkeypatch.setattr("paceline.prove.counters._WATCH_INTERVAL_S", 0.002)
+    behaviour = Behaviour(step_s=0.001, gpu_percents=None if percent is None else (percent, percent), bandwidth_fraction=0.25)
+    records = tmp_path / "a.records.jsonl"
+    proof = (await proved(records, behaviour, replace(CONFIG, category="qa", criteria="source"))).proof
+    (criterion,) = [one for one in proof.criteria if one.name == "GPU utilisation"]
+    assert (criterion.value, criterion.passed) == (percent, passed)
+    if percent is not None:
+        assert "gpu_utilization_percent of the server's /metrics; memory bandwidth used: 25%" in criterion.threshold
+    assert as_document(judge_again(records).proof) == as_document(proof)
+
+
 async def test_stopped_early_it_keeps_what_it_has_and_is_inconclusive(tmp_path: Path) -> None:
     records = tmp_path / "prove.records.jsonl"
     num_asked = 0

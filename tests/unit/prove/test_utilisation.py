@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from paceline.prove.counters import BANDWIDTH_FRACTION, GPU_PERCENT
+from paceline.prove.judgement import Utilisation
 from paceline.prove.record import Arm, Phase
-from paceline.prove.utilisation import Sampler, by_arm, by_concurrency, cpu_seconds
+from paceline.prove.utilisation import GPU_COUNTER, Sampler, by_arm, by_concurrency, cpu_seconds
 from tests.fakes.made_records import made_dataset, made_measurement
 
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -60,6 +62,29 @@ def test_each_arm_has_the_time_of_its_own_blocks() -> None:
     assert "2 cores" in found[Arm.BASELINE].counter
     (entry,) = by_concurrency(samplers, RUNS)
     assert entry == {"concurrency": 1, "counter": sampler.counter, "baseline": pytest.approx(50), "speculative": pytest.approx(90)}
+
+
+def test_what_the_server_publishes_of_its_gpu_counts_before_its_cpu_time() -> None:
+    """A run counts by its length, and names the counter."""
+    gauges = {Arm.BASELINE: {GPU_PERCENT: 40.0}, Arm.SPECULATIVE: {GPU_PERCENT: 90.0, BANDWIDTH_FRACTION: 0.5}}
+    runs = [replace(run, gauges=gauges[run.arm]) for run in RUNS]
+    samplers = dict.fromkeys(Arm, sampler_with(dict.fromkeys(Arm, 0.5)))
+    found = by_arm(samplers, runs)
+    assert found[Arm.SPECULATIVE] == Utilisation(pytest.approx(90.0), GPU_COUNTER, pytest.approx(0.5), "gpu")
+    assert found[Arm.BASELINE] == Utilisation(pytest.approx(40.0), GPU_COUNTER, None, "gpu")
+    assert by_arm({}, runs) == found, "a server on another machine too"
+    of_cpu, of_gpu, of_bandwidth = by_concurrency(samplers, runs)
+    assert of_gpu == {"concurrency": 1, "counter": GPU_COUNTER, "baseline": pytest.approx(40), "speculative": pytest.approx(90)}
+    assert (of_cpu["baseline"], of_bandwidth["speculative"], "baseline" in of_bandwidth) == (pytest.approx(50), pytest.approx(50), False)
+    first = next(run for run in runs if run.arm is Arm.BASELINE)
+    longer = replace(first, gauges={GPU_PERCENT: 100.0}, end_s=first.start_s + 3 * (first.end_s - first.start_s))
+    assert by_arm({}, [first, longer])[Arm.BASELINE].percent == pytest.approx((40 + 3 * 100) / 4)
+
+
+def test_of_a_cpu_the_bandwidth_stands_beside_its_time() -> None:
+    runs = [replace(run, gauges={BANDWIDTH_FRACTION: 0.7}) for run in RUNS]
+    found = by_arm(dict.fromkeys(Arm, sampler_with(dict.fromkeys(Arm, 0.5))), runs)
+    assert (found[Arm.SPECULATIVE].device, found[Arm.SPECULATIVE].bandwidth_fraction) == ("cpu", pytest.approx(0.7))
 
 
 def test_between_two_samples_the_counter_rises_evenly() -> None:
