@@ -16,6 +16,7 @@ from paceline.server.ready import ready_url
 
 _START_LIMIT_S = 3600.0  # the first start downloads and converts the model
 _STOP_GRACE_S = 10.0
+_POLL_S = 0.2
 
 Lines = queue.SimpleQueue[str | None]
 
@@ -29,14 +30,18 @@ class ChildServer:
 
 
 @contextmanager
-def running_server(arguments: Sequence[str], show: Callable[[str], object], merges_errors: bool = False) -> Generator[ChildServer]:
+def running_server(
+    arguments: Sequence[str], show: Callable[[str], object], merges_errors: bool = False, is_stopped: threading.Event | None = None
+) -> Generator[ChildServer]:
     """Run `paceline serve` with these arguments for the block; `show` gets its output line by line, from another thread.
 
-    `merges_errors`: its errors and log as well; else they go where ours go. Raises what made it end early.
+    `merges_errors`: its errors and log as well; else they go where ours go. `is_stopped`: set from another thread, it ends the wait for a
+    server that is not ready yet; for the block may be entered and left in other threads than the main one. Raises what made it end early.
     """
     command = [sys.executable, "-m", "paceline.cli", "serve", *arguments]
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _exit)  # so that the child is stopped below
+    if threading.current_thread() is threading.main_thread():  # no other may
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, _exit)  # so that the child is stopped below
     # A session of its own: Ctrl-C in the terminal stops something here, and must not stop the server.
     child = subprocess.Popen(
         command,
@@ -52,7 +57,7 @@ def running_server(arguments: Sequence[str], show: Callable[[str], object], merg
     relay = threading.Thread(target=_relay, args=(child.stdout, lines, show), daemon=True)
     relay.start()
     try:
-        url = _wait_for_url(lines)
+        url = _wait_for_url(lines, is_stopped)
         if url is None:
             raise _StartError(child.wait())
         yield ChildServer(url, child.pid)
@@ -75,13 +80,18 @@ def _relay(output: IO[str], lines: Lines, show: Callable[[str], object]) -> None
     lines.put(None)
 
 
-def _wait_for_url(lines: Lines) -> str | None:
+def _wait_for_url(lines: Lines, is_stopped: threading.Event | None) -> str | None:
     """The address that a starting server prints; None if it ended instead. Only its own word counts: another may hold the port."""
     deadline_s = time.monotonic() + _START_LIMIT_S
     while True:
+        if is_stopped is not None and is_stopped.is_set():
+            raise MissingError("the server was stopped before it was ready")
+        left_s = deadline_s - time.monotonic()
         try:
-            line = lines.get(timeout=max(deadline_s - time.monotonic(), 0))
+            line = lines.get(timeout=min(max(left_s, 0), _POLL_S))
         except queue.Empty:
+            if left_s > 0:
+                continue
             raise MissingError(f"the server was not ready after {_START_LIMIT_S:,.0f} s; `paceline serve` shows how far it gets") from None
         url = None if line is None else ready_url(line)
         if line is None or url is not None:

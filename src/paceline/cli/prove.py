@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING
 
 from cyclopts import Parameter
@@ -67,14 +68,14 @@ def _need_packages(config: ProveConfig) -> None:
 
 
 @contextmanager
-def _drafting_server(config: ProveConfig) -> Generator[str]:
-    """The URL of another server that drafts wherever it can."""
-    with _server(config, "--speculation=on") as (url, _):
+def _drafting_server(config: ProveConfig, is_stopped: Event) -> Generator[str]:
+    """The URL of another server that drafts wherever it can; `is_stopped` ends the wait for it."""
+    with _server(config, "--speculation=on", is_stopped=is_stopped) as (url, _):
         yield url
 
 
 @contextmanager
-def _server(config: ProveConfig, *flags: str) -> Generator[tuple[str, int | None]]:
+def _server(config: ProveConfig, *flags: str, is_stopped: Event | None = None) -> Generator[tuple[str, int | None]]:
     """The URL to measure, and the server's process if it is started here; it is ended in any case."""
     if config.url is not None:
         yield config.url, None
@@ -88,7 +89,7 @@ def _server(config: ProveConfig, *flags: str) -> Generator[tuple[str, int | None
     log: deque[str] = deque(maxlen=_LOG_LINES)
     is_whole = False
     try:
-        with running_server(arguments, log.append, merges_errors=True) as server:
+        with running_server(arguments, log.append, merges_errors=True, is_stopped=is_stopped) as server:
             yield server.url, server.pid
         is_whole = True
     finally:

@@ -4,12 +4,13 @@ Raw records are in a file before anything is computed from them, so that `judge_
 """
 
 import asyncio
-from collections.abc import Callable
-from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
+from threading import Event
 
 import msgspec
 
@@ -46,8 +47,9 @@ class Job:
     records: Path
     command: tuple[str, ...]
     pid: int | None = None
-    drafting_server: Callable[[], AbstractContextManager[str]] | None = None
-    """Starts a server that always drafts, for the certificate: one that weighs costs may draft too seldom to show a fault."""
+    drafting_server: Callable[[Event], AbstractContextManager[str]] | None = None
+    """Starts a server that always drafts, for the certificate: one that weighs costs may draft too seldom to show a fault. It is entered
+    and left in threads of their own; the event, once set, ends a start that is still under way."""
 
     @property
     def criteria(self) -> str | None:
@@ -149,6 +151,31 @@ def _samplers(job: Job, plan: Plan) -> dict[Arm, utilisation.Sampler]:
     return {arm: samplers[url] for arm, url in urls.items() if url in samplers}
 
 
+@asynccontextmanager
+async def _certified_url(job: Job) -> AsyncGenerator[str]:
+    """The server that the certificate is of. Its start takes long and blocks, so it is in a thread, that Ctrl-C gets through meanwhile."""
+    if job.drafting_server is None:
+        yield job.url
+        return
+    is_stopped = Event()
+    server = job.drafting_server(is_stopped)
+    starting = asyncio.ensure_future(asyncio.to_thread(server.__enter__))
+    try:
+        url = await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        is_stopped.set()
+        await asyncio.wait([starting])
+        if starting.exception() is None:  # it was ready just then
+            await asyncio.to_thread(server.__exit__, None, None, None)
+        raise
+    try:
+        yield url
+    except BaseException as error:
+        await asyncio.to_thread(server.__exit__, type(error), error, error.__traceback__)
+        raise
+    await asyncio.to_thread(server.__exit__, None, None, None)
+
+
 async def _certificate(job: Job, tell: Tell) -> Certificate | None:
     """None if it was cancelled before its end."""
 
@@ -156,7 +183,7 @@ async def _certificate(job: Job, tell: Tell) -> Certificate | None:
         tell(f"certificate, {stage}", num_done, num_total, None)
 
     try:
-        with nullcontext(job.url) if job.drafting_server is None else job.drafting_server() as url:
+        async with _certified_url(job) as url:
             return await certify(url, job.dataset.prompts, certify_options_of(job.config), show)
     except asyncio.CancelledError:
         task = asyncio.current_task()

@@ -7,6 +7,9 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from io import StringIO
 from pathlib import Path
+from threading import Event, Thread
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -108,7 +111,7 @@ def test_a_server_is_started_with_the_flags_it_needs_and_ended(jobs: list[Job], 
     events: list[object] = []
 
     @contextmanager
-    def running(arguments: list[str], show: object, merges_errors: bool) -> Generator[child_server.ChildServer]:
+    def running(arguments: list[str], show: object, merges_errors: bool, is_stopped: Event | None) -> Generator[child_server.ChildServer]:
         events.append(arguments)
         try:
             yield child_server.ChildServer("http://127.0.0.1:5", 77)
@@ -121,11 +124,38 @@ def test_a_server_is_started_with_the_flags_it_needs_and_ended(jobs: list[Job], 
     assert (jobs[-1].url, jobs[-1].pid, jobs[-1].criteria) == ("http://127.0.0.1:5", 77, "cpu")
     start = jobs[-1].drafting_server
     assert start is not None, "the certificate is of a server that drafts wherever it can"
-    with start() as url:
+    with start(Event()) as url:
         assert url == "http://127.0.0.1:5"
     assert events[2:] == [["some/model", "--port=0", "--draft=ngram", "--speculation=on"], "ended"]
     assert run(["prove", "--url", "http://127.0.0.1:7"]) == 0
     assert jobs[-1].drafting_server is None
+
+
+def test_a_start_in_another_thread_can_be_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The child is ended with it, long before it would have been ready."""
+    program = "import time; print('loading', flush=True); time.sleep(600)"
+    started: list[subprocess.Popen[str]] = []
+
+    def popen(command: list[str], **options: Any) -> subprocess.Popen[str]:
+        started.append(subprocess.Popen([sys.executable, "-c", program], **options))
+        return started[-1]
+
+    monkeypatch.setattr(child_server, "subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": popen}))
+    is_stopped, errors = Event(), list[Exception]()
+
+    def start() -> None:
+        try:
+            with child_server.running_server([], lambda line: is_stopped.set(), is_stopped=is_stopped):
+                pass
+        except MissingError as error:
+            errors.append(error)
+
+    thread = Thread(target=start)
+    thread.start()
+    thread.join(20.0)
+    assert not thread.is_alive()
+    assert [str(error) for error in errors] == ["the server was stopped before it was ready"]
+    assert started[0].poll() is not None
 
 
 def test_the_log_of_a_server_that_fails_is_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

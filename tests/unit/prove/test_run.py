@@ -1,6 +1,9 @@
 """One proof from end to end against a server without a model; and judging its raw records again."""
 
 import asyncio
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -184,6 +187,56 @@ async def test_one_sampler_for_a_server_that_both_arms_share() -> None:
         assert samplers[Arm.BASELINE].read() or 0 > 0
         far = job("http://gpu.example:8000", Path("x"))
         assert run_module._samplers(far, run_module.plan_of(far.config, far.url, far.dataset)) == {}
+
+
+class Start:
+    """A server whose start lasts until it is told to stop, or `is_ready`."""
+
+    def __init__(self, url: str, is_ready: bool) -> None:
+        self.url, self.is_ready, self.events = url, is_ready, list[str]()
+
+    @contextmanager
+    def __call__(self, is_stopped: threading.Event) -> Generator[str]:
+        self.events.append("start")
+        if not self.is_ready and is_stopped.wait(20.0):
+            self.events.append("stopped")
+            raise MissingError("stopped")
+        try:
+            yield self.url
+        except asyncio.CancelledError:
+            self.events.append("cancelled")
+            raise
+        finally:
+            self.events.append("end")
+
+
+async def test_a_proof_can_be_stopped_while_the_certificates_server_starts() -> None:
+    start = Start("http://127.0.0.1:9", is_ready=False)
+    certifying = asyncio.create_task(run_module._certificate(replace(job("u", Path("x")), drafting_server=start), silent))
+    while not start.events:  # noqa: ASYNC110 - it has no event to wait for
+        await asyncio.sleep(0.001)
+    certifying.cancel()
+    assert await asyncio.wait_for(certifying, 10.0) is None
+    assert start.events == ["start", "stopped"]
+
+
+@pytest.mark.parametrize("is_cancelled", [True, False])
+async def test_the_certificates_server_is_ended_in_any_case(monkeypatch: pytest.MonkeyPatch, is_cancelled: bool) -> None:
+    certificate = made_proof().certificate
+    asked: list[str] = []
+
+    async def certify(url: str, *_: object) -> Certificate | None:
+        asked.append(url)
+        if is_cancelled:
+            raise asyncio.CancelledError
+        return certificate
+
+    monkeypatch.setattr(run_module, "certify", certify)
+    start = Start("http://127.0.0.1:9", is_ready=True)
+    found = await run_module._certificate(replace(job("u", Path("x")), drafting_server=start), silent)
+    assert asked == ["http://127.0.0.1:9"]
+    assert found == (None if is_cancelled else certificate)
+    assert start.events == ["start", *(["cancelled"] if is_cancelled else []), "end"]
 
 
 def test_the_certificate_stands_in_the_proof() -> None:
