@@ -6,16 +6,16 @@ holds up the event loop, and so every stream: the client library takes four time
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from paceline.core.facts import EngineFacts
 from paceline.core.stats import EngineStats, GuardState, SwitchOff
-from paceline.metrics.catalog import CATALOG, Metric
+from paceline.metrics.catalog import CATALOG, Kind, Metric
 from paceline.metrics.requests import Histogram, RequestMetrics
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _ENGINE = "0"  # vLLM's label for one of several engines behind a server
 _OFF = (GuardState.PLAIN, GuardState.TRIAL, GuardState.INSOLVENT)  # while measuring, speculation is on
-_BOUND = "\0"  # stands for the bound of a bucket while its other labels are written
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,24 +93,35 @@ def _request_samples(requests: RequestMetrics) -> dict[str, Samples]:
 
 
 def _family(metric: Metric, samples: Samples, model_name: str) -> Iterator[str]:
-    common = {"model_name": model_name, "engine": _ENGINE} if metric.name.startswith("vllm:") else {}
-    name = metric.name
-    yield f"# HELP {name} {metric.formula} ({metric.unit})\n"
-    yield f"# TYPE {name} {metric.kind.value}\n"  # a counter's with its `_total`, as this version of the format has it
+    yield f"# HELP {metric.name} {metric.formula} ({metric.unit})\n"
+    yield f"# TYPE {metric.name} {metric.kind.value}\n"  # a counter's with its `_total`, as this version of the format has it
     for values, value in samples.items():
-        labels = {**common, **dict(zip(metric.labels, values, strict=True))}
         match value:
             case Histogram():
-                head, _, tail = _labels({**labels, "le": _BOUND}).partition(_BOUND)
-                for bound, count in value.cumulative():
-                    yield f"{name}_bucket{head}{bound}{tail} {float(count)}\n"
-                yield f"{name}_count{_labels(labels)} {float(value.count)}\n"
-                yield f"{name}_sum{_labels(labels)} {float(value.sum)}\n"
+                numbers = [*value.totals(), value.count, value.sum]
             case Total():
-                yield f"{name}_count{_labels(labels)} {float(value.count)}\n"
-                yield f"{name}_sum{_labels(labels)} {float(value.sum)}\n"
+                numbers = [value.count, value.sum]
             case _:
-                yield f"{name}{_labels(labels)} {float(value)}\n"
+                numbers = [value]
+        for series, number in zip(_series(metric.name, model_name, values), numbers, strict=True):
+            yield f"{series} {float(number)}\n"
+
+
+@lru_cache(maxsize=1024)  # they never change, and writing them is most of the work; label values are of fixed sets
+def _series(metric_name: str, model_name: str, values: tuple[str, ...]) -> tuple[str, ...]:
+    """Names and labels of the lines that one value takes, in their order."""
+    metric = CATALOG[metric_name]
+    common = {"model_name": model_name, "engine": _ENGINE} if metric_name.startswith("vllm:") else {}
+    labels = {**common, **dict(zip(metric.labels, values, strict=True))}
+    parts = [f"{metric_name}_count{_labels(labels)}", f"{metric_name}_sum{_labels(labels)}"]
+    match metric.kind:
+        case Kind.HISTOGRAM:
+            bounds = (*(str(float(bound)) for bound in metric.buckets), "+Inf")
+            return (*(f"{metric_name}_bucket{_labels({**labels, 'le': bound})}" for bound in bounds), *parts)
+        case Kind.SUMMARY:
+            return tuple(parts)
+        case _:
+            return (f"{metric_name}{_labels(labels)}",)
 
 
 def _labels(labels: Mapping[str, str]) -> str:

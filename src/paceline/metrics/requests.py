@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import accumulate
 
 from paceline.core.request import FinishReason
 from paceline.metrics.catalog import CATALOG, Kind
@@ -45,13 +46,9 @@ class Histogram:
         self._counts[bisect_left(self._bounds, value)] += weight
         self._sum += value * weight
 
-    def cumulative(self) -> list[tuple[str, float]]:
-        """(upper bound as text, observations up to it), the last one `+Inf`."""
-        total, result = 0, list[tuple[str, float]]()
-        for bound, count in zip((*self._bounds, None), self._counts, strict=True):
-            total += count
-            result.append(("+Inf" if bound is None else str(float(bound)), total))
-        return result
+    def totals(self) -> list[int]:
+        """Observations up to each upper bound, and then all of them."""
+        return list(accumulate(self._counts))
 
     @property
     def count(self) -> int:

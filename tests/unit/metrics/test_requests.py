@@ -1,5 +1,7 @@
 """Observations of requests: time per token from token counts, what is counted when, the throughput window."""
 
+import math
+
 from paceline.core.request import FinishReason
 from paceline.metrics.catalog import CATALOG, Kind
 from paceline.metrics.requests import THROUGHPUT_WINDOW_S, ErrorKind, FinishedRequest, Histogram, RequestMetrics
@@ -23,7 +25,7 @@ def test_histogram_counts_are_cumulative_and_bounds_inclusive() -> None:
     histogram = Histogram((1.0, 2.0))
     for value, weight in ((1.0, 1), (1.5, 2), (9.0, 1)):
         histogram.observe(value, weight)
-    assert histogram.cumulative() == [("1.0", 1), ("2.0", 3), ("+Inf", 4)]
+    assert histogram.totals() == [1, 3, 4]
     assert histogram.sum == 1.0 + 2 * 1.5 + 9.0
 
 
@@ -32,8 +34,9 @@ def test_tokens_of_one_step_share_its_time() -> None:
     metrics = RequestMetrics()
     metrics.next_tokens(0.040, 4)
     histogram = metrics.histograms["vllm:inter_token_latency_seconds"]
-    below = dict(histogram.cumulative())
-    assert (below["0.0075"], below["0.01"], below["+Inf"]) == (0, 4, 4)
+    bounds = (*CATALOG["vllm:inter_token_latency_seconds"].buckets, math.inf)
+    below = dict(zip(bounds, histogram.totals(), strict=True))
+    assert (below[0.0075], below[0.01], below[math.inf]) == (0, 4, 4)
     assert abs(histogram.sum - 0.040) < 1e-12
 
 
