@@ -95,7 +95,7 @@ def asked(num_requests: int) -> list[Request]:
 def loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Engine, Clock]]:
     clock = Clock()
     monkeypatch.setattr(step, "time", SimpleNamespace(perf_counter=clock.perf_counter))
-    made = Engine(make_models(tmp_path), engine("ngram", max_draft_length=5))
+    made = Engine(make_models(tmp_path), engine("ngram", speculation="auto", max_draft_length=5))
     executor = made.loop._executor
     executor._target = Target(TimedForward(executor._target.forward, clock), executor._target.kv, executor._target.rule)
     yield made, clock
