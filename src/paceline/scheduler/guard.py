@@ -6,8 +6,8 @@ leave it alone, so total time stays below 1.01 times that of plain decoding and 
 
 MAX_LOST_STEPS = 50
 """Plain steps of the current batch that may be lost, at any time; the constant of the bound."""
-MAX_LOST_SHARE = 0.01
-"""Share of all decoding time that may be lost, once that is more."""
+MAX_LOST_SHARE = 0.01 / 1.01
+"""Share of all decoding time that may be lost, once that is more: 1 % of what plain decoding would have taken."""
 DRAFTING_SHARE = 0.8
 """Of what may be lost, the part that ordinary drafting may use; the rest is for trials, without which nothing would come back."""
 
