@@ -1,12 +1,15 @@
 """Never slower, as a bound: whatever the drafter and the traffic do, time stays below 1.01 times plain decoding's and 50 plain steps."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
 from paceline.scheduler import draft_length, guard
+from paceline.scheduler.draft_length import DraftRow
+from paceline.scheduler.observation import StepObservation
 from tests.fakes.adversaries import TrustBreaker, random_adversary
-from tests.fakes.drafting_world import CPU_CURVE, FLAT_CURVE, Independent, World, measured_costs, world_facts
+from tests.fakes.drafting_world import CPU_CURVE, FLAT_CURVE, Independent, World, curve_ms, measured_costs, world_facts
 
 NUM_LIVES = 100
 NUM_SCHEDULES = 100
@@ -87,6 +90,34 @@ def test_a_table_that_is_wrong_by_far_stays_within_the_limit() -> None:
 def test_planted_without_an_account_the_limit_is_passed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guard.Account, "can_lose", lambda *_: True)
     assert false_table() > guard.MAX_LOST_STEPS
+
+
+def endless_prompts() -> float:
+    """What a drafter with KV loses, in plain steps, where every step has a prompt chunk, so that nothing is ever drafted."""
+    policy = draft_length.GuardedDraftLength(replace(world_facts(measured_costs(CPU_CURVE, lambda: 1.0)), drafter_page_bytes=1))
+    plain_ms, lost_ms = curve_ms(CPU_CURVE, 2), 0.0
+    for number in range(400):
+        lengths = policy.allot([DraftRow("r", 5, 100, 2 + number), DraftRow(f"p{number}", 5, 64, 64, num_prompt_tokens=64)], 512)
+        propose_ms = 150.0 if lengths[1] else 0.0
+        lost_ms += propose_ms
+        policy.observe_step(StepObservation(1, 100, 0, 2, 65, True, False, 300.0 + propose_ms, propose_ms, 0, 0, 64 * lengths[1]))
+    return lost_ms / plain_ms
+
+
+def test_prompts_without_end_are_run_by_the_drafter_only_within_the_limit() -> None:
+    assert 0 < endless_prompts() <= guard.MAX_LOST_STEPS
+
+
+def test_planted_without_an_account_prompts_pass_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard.Account, "can_lose", lambda *_: True)
+    assert endless_prompts() > 10 * guard.MAX_LOST_STEPS
+
+
+def test_the_drafters_time_counts_in_steps_in_which_it_is_allowed_nothing() -> None:
+    policy = draft_length.GuardedDraftLength(world_facts(measured_costs(CPU_CURVE, lambda: 1.0)))
+    policy.observe_step(StepObservation(1, 100, 0, 1, 1, False, False, 30.0, 5.0))
+    policy.observe_step(StepObservation(1, 100, 0, 1, 65, True, False, 300.0, 6.0))
+    assert policy._account.balance_ms == -11.0
 
 
 def test_the_account_never_hoards() -> None:
