@@ -22,6 +22,8 @@ _EXTENSION = ""  # key of the trials of longer drafts; no request has it
 _MAX_CATCH_UP_STEPS = 64  # steps within which the drafter's catch-up must have paid
 
 
+_UNKNOWN_SHARE = 0.25  # of an estimated plain step, what is sure to be needed where none was measured lately
+
 _QUIET_STEPS = 4  # plain steps of the same rows, with nothing learned of acceptance, for which one decision holds
 _HOLDING_SHARE = 0.6  # of the best row's acceptance: a row below it is what holds a batch back
 
@@ -181,7 +183,10 @@ class GuardedDraftLength:
         lengths = [0] * len(rows)
         if not self._is_catching_up:
             return lengths
-        plain_ms = self._costs.batch(len(rows), sum(row.num_context_tokens for row in rows)).plain_ms
+        decoding = [row for row in rows if not row.num_prompt_tokens] or rows
+        costs = self._costs.batch(len(decoding), sum(row.num_context_tokens for row in decoding))
+        # No plain steps come first here, as they do before drafts: what is not known of late may be far too high.
+        plain_ms = costs.plain_ms * (_UNKNOWN_SHARE if costs.place.needs_reference else 1.0)
         num_tokens = 0
         for i, row in enumerate(rows):
             if row.num_prompt_tokens and row.limit:
