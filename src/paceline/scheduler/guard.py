@@ -3,7 +3,8 @@
 The account compares the time that plain decoding would have needed for the emitted tokens with the time that was spent; the drafter's
 time counts in every step, prompt chunks included. Whatever costs more than a call with nothing to do is asked for first, so
 total <= 1.01 x plain + 50 plain steps of the batch at hand, plus by how much the slowest single drafter call exceeds what was expected
-of it. The plain time is an estimate, from plain steps of the same range of batch and context. Plain arithmetic; the policy owns one.
+of it. The plain time is an estimate, from plain steps of the same range of batch and context; what it is wrong by in a large batch may
+be more than 50 steps of a smaller one that follows. Plain arithmetic; the policy owns one.
 """
 
 MAX_LOST_STEPS = 50
