@@ -14,7 +14,7 @@ PROMPTS = (
     "one two three four five six one two three four five six one two three",
 )
 
-llm = LLM(EngineConfig(dtype="float32", draft="ngram"))
+llm = LLM(EngineConfig(dtype="float32", draft="ngram", speculation="on"))
 sampling = SamplingParams(max_tokens=24, temperature=0.0)
 
 speculative = llm.generate(PROMPTS, sampling)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from paceline.core.facts import EngineFacts, StepCosts, TargetCost
-from paceline.scheduler.draft_length import DraftLengthPolicy, DraftRow
+from paceline.scheduler.draft_length import DraftLengthPolicy, DraftRow, GuardedDraftLength
 from paceline.scheduler.observation import StepObservation
 
 CPU_CURVE = ((1, 24.5), (2, 27.0), (3, 30.0), (4, 43.0), (6, 44.0), (8, 52.0), (16, 97.0), (64, 314.0), (128, 620.0))
@@ -30,7 +30,9 @@ def curve_ms(curve: Curve, num_tokens: int) -> float:
 
 
 class Drafter:
-    """What a drafter is like, by step. `accepts` draws how many of a row's drafts stand."""
+    """What a drafter is like, by step. `draft` draws how many of a row's drafts stand."""
+
+    catch_up_ms = 0.0  # per token that a drafter with KV missed
 
     def draft(self, row: int, num_allotted: int, rng: random.Random) -> tuple[int, int]:
         """(drafts, accepted ones) of a row that may have `num_allotted`."""
@@ -80,11 +82,18 @@ class World:
     speed: float = 1.0  # of the whole machine: a slow neighbour raises it
     spent_ms: float = 0.0
     plain_ms: float = 0.0  # what plain decoding would have spent for the same tokens
-    worst_plain_step_ms: float = 0.0
-    lost_steps: float = (
-        0.0  # the most that any stretch lost beyond 1 % of plain decoding's time, in plain steps of the largest batch so far
-    )
+    lost_steps: float = 0.0
+    """The most that any stretch had lost to a losing step, beyond 1/101 of all decoding time.
+
+    In plain steps of the largest batch of that stretch: what is wrong in the estimates of a large batch is many steps of a small one.
+    """
+    surprise_steps: float = 0.0  # by how much the slowest single drafter call exceeded what was expected of it, in the same
+    decode_ms: float = 0.0
+    keeps_kv: bool = False
+    idle_ms: float = 0.0  # of a drafter that is allowed nothing
+    num_pending: dict[str, int] = field(default_factory=dict[str, int])  # tokens that a drafter with KV did not run, by row
     _loss_ms: float = 0.0  # of the stretch up to now that lost most
+    _unit_ms: float = 0.0  # the longest plain step of that stretch
     num_steps: int = 0
     num_drafted: int = 0
     allotted: list[list[int]] = field(default_factory=list[list[int]])
@@ -97,7 +106,7 @@ class World:
         """One decode step of the rows `names`; `limits` are their most drafts."""
         rng, num_rows, context = self.rng, len(names), sum(contexts)
         rows = [
-            DraftRow(name, self.max_draft_length if limits is None else limits[i], contexts[i], 0, num_tokens_to_go=1000)
+            DraftRow(name, self.max_draft_length if limits is None else limits[i], contexts[i], self._pending(name), num_tokens_to_go=1000)
             for i, name in enumerate(names)
         ]
         lengths = self.policy.allot(rows, 512)
@@ -109,10 +118,13 @@ class World:
         if self.spikes and rng.random() < self.spikes:
             own *= 3
         target_ms = self.speed * own * (curve_ms(self.curve, num_rows + num_drafted) + self.context_ms * context)
-        propose_ms = self.speed * drafter.propose_ms(max(lengths)) if max(lengths) else 0.0
+        num_late = sum(row.num_late_tokens for row, length in zip(rows, lengths, strict=True) if length)
+        expected_ms = self._expected_ms(max(lengths), num_late)
+        propose_ms = self.speed * (drafter.propose_ms(max(lengths)) + num_late * drafter.catch_up_ms) if max(lengths) else self.idle_ms
         for name, length, (drafted, accepted) in zip(names, lengths, drafts, strict=True):
             self.policy.observe(name, length, drafted, accepted)
             self.row_tokens[name] = self.row_tokens.get(name, 0) + accepted + 1
+            self.num_pending[name] = 2 if length else self._pending(name) + 1
         self.policy.observe_step(
             StepObservation(
                 num_rows=num_rows,
@@ -126,24 +138,64 @@ class World:
                 propose_ms=propose_ms,
                 num_allotted_tokens=sum(lengths),
                 longest_draft=max(lengths),
+                num_late_tokens=num_late,
             )
         )
         plain_step_ms = self.plain_step_ms(num_rows, context)
         # The step's own factor would have struck plain steps alike: a plain step with the same one, the others at its mean.
         mean = (1 + 2 * self.spikes) * math.exp(self.noise**2 / 2)
-        plain_ms = emitted / num_rows * plain_step_ms * mean if num_drafted else target_ms
+        plain_ms = (own + (emitted / num_rows - 1) * mean) * plain_step_ms if num_drafted else target_ms
         self.plain_ms += plain_ms
-        self.worst_plain_step_ms = max(self.worst_plain_step_ms, plain_step_ms)
         self.spent_ms += target_ms + propose_ms
-        self._loss_ms = max(self._loss_ms + target_ms + propose_ms - 1.01 * plain_ms, 0.0)
-        self.lost_steps = max(self.lost_steps, self._loss_ms / self.worst_plain_step_ms)
+        self.decode_ms += target_ms + propose_ms
+        self._lose(target_ms + propose_ms - plain_ms, propose_ms - expected_ms, plain_step_ms, max(lengths) > 0)
         self.num_steps += 1
         self.num_drafted += num_drafted
         self.allotted.append(list(lengths))
 
+    def prompt_step(self, names: Sequence[str], contexts: Sequence[int], drafter: Drafter, newcomer: str, num_tokens: int) -> None:
+        """A step of the rows `names` with a prompt chunk, of which only the drafter's time is against plain decoding."""
+        rows = [DraftRow(name, self.max_draft_length, contexts[i], self._pending(name)) for i, name in enumerate(names)]
+        rows.append(DraftRow(newcomer, self.max_draft_length, num_tokens, num_tokens, num_prompt_tokens=num_tokens))
+        *others, is_run = self.policy.allot(rows, 512)
+        assert not any(others), "no drafts beside a prompt chunk"
+        num_late = num_tokens if is_run else 0
+        expected_ms = self._expected_ms(0, num_late)
+        propose_ms = self.speed * num_late * drafter.catch_up_ms if is_run else self.idle_ms
+        target_ms = self.speed * curve_ms(self.curve, len(names) + num_tokens)
+        for name in names:
+            self.policy.observe(name, 0, 0, 0)
+            self.num_pending[name] = self._pending(name) + 1
+        self.num_pending[newcomer] = self._pending(newcomer) + num_tokens - num_late
+        num_target = len(names) + num_tokens
+        duration_ms, context = target_ms + propose_ms, sum(contexts)
+        step = StepObservation(len(names), context, 0, len(names), num_target, True, False, duration_ms, propose_ms, 0, 0, num_late)
+        self.policy.observe_step(step)
+        self.spent_ms += duration_ms
+        self.plain_ms += target_ms
+        self._lose(propose_ms, propose_ms - expected_ms, self.plain_step_ms(len(rows), context), num_late > 0)
+
+    def _pending(self, name: str) -> int:
+        return self.num_pending.get(name, 0) if self.keeps_kv else 0
+
+    def _expected_ms(self, longest: int, num_late: int) -> float:
+        """Of the drafter, at worst, by what the policy knows before the step."""
+        if not isinstance(self.policy, GuardedDraftLength):
+            return 0.0
+        cost = self.policy._costs.drafter
+        return (cost.high_ms(longest) if longest else 0.0) + cost.high_catch_up_ms(num_late)
+
+    def _lose(self, loss_ms: float, surprise_ms: float, plain_step_ms: float, is_asked: bool) -> None:
+        self._unit_ms = max(self._unit_ms, plain_step_ms) if self._loss_ms else plain_step_ms
+        self._loss_ms = max(self._loss_ms + loss_ms, 0.0)
+        if is_asked and loss_ms > 0:
+            self.lost_steps = max(self.lost_steps, (self._loss_ms - self.decode_ms / 101) / self._unit_ms)
+            self.surprise_steps = max(self.surprise_steps, surprise_ms / plain_step_ms)
+
     def forget(self, names: Sequence[str]) -> None:
         for name in names:
             self.policy.forget(name)
+            self.num_pending.pop(name, None)
 
 
 def measured_costs(curve: Curve, distort: Callable[[], float], tokens: Sequence[int] = (1, 2, 4, 6, 8, 16, 32)) -> StepCosts:
@@ -151,7 +203,7 @@ def measured_costs(curve: Curve, distort: Callable[[], float], tokens: Sequence[
     return StepCosts(target=tuple(TargetCost(1, count, 64, curve_ms(curve, count) * distort()) for count in tokens))
 
 
-def world_facts(costs: StepCosts, max_draft_length: int = 5) -> EngineFacts:
+def world_facts(costs: StepCosts, max_draft_length: int = 5, keeps_kv: bool = False) -> EngineFacts:
     return EngineFacts(
         model_name="clock",
         architecture="llama",
@@ -163,10 +215,10 @@ def world_facts(costs: StepCosts, max_draft_length: int = 5) -> EngineFacts:
         num_pages=1024,
         page_size=16,
         target_page_bytes=1,
-        drafter_page_bytes=0,
+        drafter_page_bytes=int(keeps_kv),
         target_weight_bytes=1,
         drafter_weight_bytes=0,
-        drafter="ngram",
+        drafter="draft_model" if keeps_kv else "ngram",
         drafter_max_len=8192,
         max_draft_length=max_draft_length,
         eos_token_ids=(),

@@ -124,11 +124,12 @@ class FakeExecutor:
         outcomes = tuple(self._run(span, written) for span in plan.spans)
         num_tokens = sum(span.num_new_tokens + outcome.num_drafted for span, outcome in zip(plan.spans, outcomes, strict=True))
         assert num_tokens <= plan.num_tokens_upper_bound
+        propose_ms = 1.0 if any(span.draft_budget or span.draft_catch_up for span in plan.spans) else 0.0
         stats = StepStats(
-            propose_ms=1.0,
+            propose_ms=propose_ms,
             forward_ms=2.0,
             verify_ms=0.5,
-            total_ms=4.0,
+            total_ms=3.0 + propose_ms,
             num_rows=len(plan.spans),
             num_tokens=num_tokens,
             num_drafted_tokens=sum(outcome.num_drafted for outcome in outcomes),

@@ -91,8 +91,15 @@ class Engine:
 
 
 def engine(draft: str, **changes: object) -> EngineConfig:
+    """Without the guard, unless asked for: whether a tiny model drafts at all would depend on how busy the machine is."""
     config = EngineConfig(
-        dtype="float32", draft=draft, max_draft_length=MAX_DRAFT_LENGTH, block_size=PAGE_SIZE, threads=1, kv_cache_memory_bytes=64 << 20
+        dtype="float32",
+        draft=draft,
+        speculation="on",
+        max_draft_length=MAX_DRAFT_LENGTH,
+        block_size=PAGE_SIZE,
+        threads=1,
+        kv_cache_memory_bytes=64 << 20,
     )
     return replace(config, **changes)  # type: ignore[arg-type]
 

@@ -32,7 +32,7 @@ class SlotOutcome:
 class StepStats:
     """Milliseconds by phase and sizes of one step; data until `metrics/` reads it."""
 
-    propose_ms: float
+    propose_ms: float  # all that the drafter took, also to learn what came of the step
     forward_ms: float
     verify_ms: float
     total_ms: float

@@ -32,6 +32,8 @@ _PRIOR = ((1, 1.0), (2, 1.1), (4, 1.7), (8, 2.1), (16, 4.0), (64, 13.0))
 """Where nothing was measured: relative time by tokens, as on a CPU with half-precision weights."""
 _PRIOR_PLAIN_MS = 30.0
 _PRIOR_SHARE = 0.2  # of a draft model of unknown size
+_PRIOR_LOOKUP_SHARE = 0.002  # of a drafter without a model: so little that it is tried before it is judged
+_PRIOR_LOOKUP_HIGH_SHARE = 0.2  # if it goes badly: the first call may read all tokens before it
 _CATCH_UP_DISCOUNT = 0.2  # time per token of the drafter's catch-up, as a share of that of a draft: its tokens run together
 
 
@@ -273,8 +275,8 @@ class DrafterCost:
 
     def __init__(self, facts: EngineFacts) -> None:
         self._keeps_kv = facts.drafter_keeps_kv
-        # Of a plain step's time, what a draft takes until it was measured. A drafter without a model is tried before it is judged.
-        self._share = 0.0
+        # Of a plain step's time, what a draft takes until it was measured.
+        self._share = _PRIOR_LOOKUP_SHARE
         if facts.drafter_keeps_kv:
             has_sizes = facts.drafter_weight_bytes > 0 and facts.target_weight_bytes > 0
             self._share = min(facts.drafter_weight_bytes / facts.target_weight_bytes, 1.0) if has_sizes else _PRIOR_SHARE
@@ -301,15 +303,22 @@ class DrafterCost:
     def high_ms(self, longest: int) -> float:
         """The same if it goes badly: the slowest of the latest steps."""
         live = {length: max(times) for length, times in self._by_length.items()}
-        return max(self._scaled(live, longest) if live else 0.0, 1.5 * self.ms(longest))
+        high_ms = self._scaled(live, longest) if live else 0.0
+        if not live and not self._keeps_kv:
+            high_ms = _PRIOR_LOOKUP_HIGH_SHARE * self._plain_ms
+        return max(high_ms, 1.5 * self.ms(longest))
 
     def catch_up_ms(self, num_tokens: int) -> float:
         """Running `num_tokens` tokens that the drafter missed."""
         return num_tokens * (median_low(self._per_token) if self._per_token else self.ms(1) * _CATCH_UP_DISCOUNT)
 
+    def high_catch_up_ms(self, num_tokens: int) -> float:
+        """The same if it goes badly: the slowest of the latest."""
+        return max(num_tokens * max(self._per_token, default=0.0), self.catch_up_ms(num_tokens))
+
     def observe_plain(self, plain_ms: float) -> None:
         """What the step of one row takes without drafts: the measure of a drafter that was not measured yet."""
-        if not self._measured and not self._by_length:
+        if not self._by_length:
             self._plain_ms = plain_ms
             self._known.clear()
 

@@ -22,6 +22,8 @@ _EXTENSION = ""  # key of the trials of longer drafts; no request has it
 _MAX_CATCH_UP_STEPS = 64  # steps within which the drafter's catch-up must have paid
 
 
+_UNKNOWN_SHARE = 0.25  # of an estimated plain step, what is sure to be needed where none was measured lately
+
 _QUIET_STEPS = 4  # plain steps of the same rows, with nothing learned of acceptance, for which one decision holds
 _HOLDING_SHARE = 0.6  # of the best row's acceptance: a row below it is what holds a batch back
 
@@ -125,7 +127,7 @@ class GuardedDraftLength:
     def allot(self, rows: Sequence[DraftRow], num_tokens_left: int) -> list[int]:
         """See DraftLengthPolicy."""
         if any(row.num_prompt_tokens for row in rows):
-            return [min(row.limit, 1) if row.num_prompt_tokens and self._is_catching_up else 0 for row in rows]
+            return self._prompts_to_run(rows)
         num_may_draft = sum(row.limit > 0 for row in rows)
         if num_may_draft == 0:
             return [0] * len(rows)
@@ -155,15 +157,14 @@ class GuardedDraftLength:
         if step.num_allotted_tokens or step.num_late_tokens:
             self._costs.drafter.observe(step.propose_ms, step.longest_draft, step.num_late_tokens)
         if step.has_prefill or step.num_rows == 0:
-            if step.num_late_tokens:
-                self._account.credit(-step.propose_ms)
+            self._account.credit(-step.propose_ms)
             return
         self._account.spend(step.duration_ms)
         if step.num_drafted_tokens:
             # A step with drafts runs all that a plain one does, so the latter cannot take longer.
             plain_ms = min(self._costs.batch(step.num_rows, step.num_context_tokens).low_plain_ms, step.duration_ms - step.propose_ms)
             self._account.credit(step.num_emitted_tokens / step.num_rows * plain_ms - step.duration_ms)
-        elif step.num_allotted_tokens or step.num_late_tokens:
+        else:
             self._account.credit(-step.propose_ms)
         self._costs.observe(step)
         self._watch_positions(step.num_rows)
@@ -176,6 +177,24 @@ class GuardedDraftLength:
     def report(self) -> DraftReport:
         """See DraftLengthPolicy."""
         return self._record.report()
+
+    def _prompts_to_run(self, rows: Sequence[DraftRow]) -> list[int]:
+        """1 for each prompt chunk that the drafter shall run: oldest first, as far as drafting pays and the account can lose their time."""
+        lengths = [0] * len(rows)
+        if not self._is_catching_up:
+            return lengths
+        decoding = [row for row in rows if not row.num_prompt_tokens] or rows
+        costs = self._costs.batch(len(decoding), sum(row.num_context_tokens for row in decoding))
+        # No plain steps come first here, as they do before drafts: what is not known of late may be far too high.
+        plain_ms = costs.plain_ms * (_UNKNOWN_SHARE if costs.place.needs_reference else 1.0)
+        num_tokens = 0
+        for i, row in enumerate(rows):
+            if row.num_prompt_tokens and row.limit:
+                num_tokens += row.num_catch_up_tokens
+                if not self._account.can_lose(self._costs.drafter.high_catch_up_ms(num_tokens), plain_ms, DRAFTING_SHARE):
+                    break
+                lengths[i] = 1
+        return lengths
 
     def _is_quiet(self, rows: Sequence[DraftRow]) -> bool:
         """Whether a decision not to draft still holds: in a large batch, to decide takes a noticeable part of a step."""
@@ -235,7 +254,7 @@ class GuardedDraftLength:
         num_late = sum(row.num_late_tokens for row, length in zip(batch.rows, lengths, strict=True) if length)
         drafter = self._costs.drafter
         worst_ms = batch.costs.worst_ms(len(batch.rows) + sum(lengths)) + drafter.high_ms(max(lengths))
-        return worst_ms + drafter.catch_up_ms(num_late) - batch.plain_ms
+        return worst_ms + drafter.high_catch_up_ms(num_late) - batch.plain_ms
 
     def _try_again(self, batch: _Batch, lengths: list[int], is_held_by_row: bool) -> bool:
         """Adds one draft to `lengths` where that was not worth it lately, if it is time and the budget allows."""

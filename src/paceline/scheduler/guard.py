@@ -1,13 +1,16 @@
 """The solvent guard: what speculation may still lose before it has to stop, whatever the drafter does and whatever was estimated.
 
-The account compares the time that plain decoding would have needed for the emitted tokens with the time that was spent. Plain steps
-leave it alone, so total time stays below 1.01 times that of plain decoding and a constant. Plain arithmetic; the policy owns one.
+The account compares the time that plain decoding would have needed for the emitted tokens with the time that was spent; the drafter's
+time counts in every step, prompt chunks included. Whatever costs more than a call with nothing to do is asked for first, so
+total <= 1.01 x plain + 50 plain steps of the batch at hand, plus by how much the slowest single drafter call exceeds what was expected
+of it. The plain time is an estimate, from plain steps of the same range of batch and context; what it is wrong by in a large batch may
+be more than 50 steps of a smaller one that follows. Plain arithmetic; the policy owns one.
 """
 
 MAX_LOST_STEPS = 50
 """Plain steps of the current batch that may be lost, at any time; the constant of the bound."""
-MAX_LOST_SHARE = 0.01
-"""Share of all decoding time that may be lost, once that is more."""
+MAX_LOST_SHARE = 0.01 / 1.01
+"""Share of all decoding time that may be lost, once that is more: 1 % of what plain decoding would have taken."""
 DRAFTING_SHARE = 0.8
 """Of what may be lost, the part that ordinary drafting may use; the rest is for trials, without which nothing would come back."""
 
@@ -15,7 +18,7 @@ DRAFTING_SHARE = 0.8
 class Account:
     """A balance that is never above 0: what was gained is the users' and pays for no later loss beyond the same limit.
 
-    So not only the whole but every stretch of the traffic loses at most that much against plain decoding.
+    So not only the whole but every stretch of the traffic loses at most the limit that holds at its end.
     """
 
     def __init__(self) -> None:

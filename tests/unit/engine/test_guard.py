@@ -79,6 +79,13 @@ class StagedDrafter:
         return 0
 
 
+class SlowLearner(StagedDrafter):
+    """Takes its time only to see what came of a step."""
+
+    def observe(self, plan: StepPlan, slots: Mapping[int, Slot], verification: Verification, hidden: torch.Tensor) -> None:
+        self._clock.now_s += 0.02 if any(span.draft_budget for span in plan.spans) else 0.0
+
+
 class AbsurdDrafter(StagedDrafter):
     """Ids that no vocabulary has."""
 
@@ -95,7 +102,7 @@ def asked(num_requests: int) -> list[Request]:
 def loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Engine, Clock]]:
     clock = Clock()
     monkeypatch.setattr(step, "time", SimpleNamespace(perf_counter=clock.perf_counter))
-    made = Engine(make_models(tmp_path), engine("ngram", max_draft_length=5))
+    made = Engine(make_models(tmp_path), engine("ngram", speculation="auto", max_draft_length=5))
     executor = made.loop._executor
     executor._target = Target(TimedForward(executor._target.forward, clock), executor._target.kv, executor._target.rule)
     yield made, clock
@@ -134,6 +141,16 @@ def test_off_within_20_steps(loaded: tuple[Engine, Clock], num_requests: int, de
     assert any(drafted), "it is tried"
     assert max(drafted[21:]) <= 1
     assert sum(drafted[21:]) <= 12, "single drafts now and then"
+
+
+def test_what_a_drafter_takes_to_learn_is_its_time_too(loaded: tuple[Engine, Clock]) -> None:
+    made, clock = loaded
+    requests = asked(1)
+    made.loop._executor._drafter = SlowLearner(clock, right_output(made, requests), 0.0, 0)
+    drafted, _ = drafted_by_step(made, requests)
+    assert any(drafted), "it is tried"
+    assert max(drafted[21:]) <= 1
+    assert "drafter_time" in made.stats().num_switch_offs_by_reason
 
 
 def test_a_running_request_drafts_again_when_the_drafter_has_become_good(loaded: tuple[Engine, Clock]) -> None:

@@ -84,6 +84,7 @@ def sample(folders: tuple[Path, Path], rule: str, draft: str, sampling: Sampling
     config = EngineConfig(
         dtype="float32",
         draft=draft,
+        speculation="on",
         max_draft_length=2,
         verification=rule,
         threads=1,

@@ -1,47 +1,69 @@
 """Never slower, as a bound: whatever the drafter and the traffic do, time stays below 1.01 times plain decoding's and 50 plain steps."""
 
 import random
+from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 
 from paceline.scheduler import draft_length, guard
+from paceline.scheduler.draft_length import DraftRow
+from paceline.scheduler.observation import StepObservation
 from tests.fakes.adversaries import TrustBreaker, random_adversary
-from tests.fakes.drafting_world import CPU_CURVE, FLAT_CURVE, Independent, World, measured_costs, world_facts
+from tests.fakes.drafting_world import CPU_CURVE, FLAT_CURVE, Independent, World, curve_ms, measured_costs, world_facts
 
-NUM_LIVES = 100
-NUM_SCHEDULES = 100
-"""Of one engine's life: each a batch, its contexts, a drafter's behaviour, noise and the load of the machine."""
+NUM_LIVES = 80
+NUM_SCHEDULES = 125
+"""Of one engine's life; 10,000 in all. Each draws a batch, its contexts, what the drafter does, noise and the load of the machine."""
 STEEP_CURVE = ((1, 20.0), (2, 40.0), (8, 150.0), (64, 1200.0))
 DEAR_CURVE = ((1, 20.0), (2, 300.0), (65, 400.0))
 """Where drafting has a price of its own, only long drafts pay, and a single step that fails costs 20 plain ones."""
 
 
-def live(seed: int, num_schedules: int, mean_steps: int) -> float:
-    """One engine's life; returns the most that any stretch of it lost beyond 1 %, in plain steps."""
+def live(seed: int) -> World:
+    """One engine's life. Its drafter breaks its trust again and again: in every fourth schedule on average it is another one."""
     rng = random.Random(seed)
     curve = rng.choice((CPU_CURVE, CPU_CURVE, FLAT_CURVE, STEEP_CURVE))
-    sigma = rng.choice((0.0, 0.2, 0.5))
-    facts = world_facts(measured_costs(curve, lambda: rng.lognormvariate(0, sigma)), max_draft_length=rng.choice((3, 5, 8)))
-    world = World(draft_length.GuardedDraftLength(facts), curve, rng, max_draft_length=facts.max_draft_length)
-    for number in range(num_schedules):
-        num_rows = rng.choice((1, 1, 1, 2, 3, 4, 8))
-        names = [f"{number}-{i}" for i in range(num_rows)]
-        context = rng.choice((50, 300, 900, 2000))
+    sigma, keeps_kv = rng.choice((0.0, 0.2, 0.5)), seed % 2 == 1
+    facts = world_facts(measured_costs(curve, lambda: rng.lognormvariate(0, sigma)), rng.choice((3, 5, 8)), keeps_kv)
+    world = World(draft_length.GuardedDraftLength(facts), curve, rng, max_draft_length=facts.max_draft_length, keeps_kv=keeps_kv)
+    world.context_ms, world.idle_ms = rng.choice((0.0, 0.002)), rng.choice((0.0, 0.02))
+    names: list[str] = []
+    drafter, context, limits = random_adversary(rng, 1), 50, [0]
+    for number in range(NUM_SCHEDULES):
+        if not names or rng.random() < 0.25:
+            world.forget(names)
+            names = [f"{number}-{i}" for i in range(rng.choice((1, 1, 1, 2, 3, 4, 8)))]
+            limits = [0 if i and rng.random() < 0.1 else facts.max_draft_length for i in range(len(names))]
+            world.speed = rng.choice((1.0, 1.0, 1.0, 1.0, 1.5, 2.5))
+            context, drafter = rng.choice((50, 300, 900, 2000)), random_adversary(rng, len(names))
+        drafter.catch_up_ms = rng.choice((0.2, 0.5, 2.0))
         world.noise, world.spikes = rng.choice((0.0, 0.03, 0.1)), rng.choice((0.0, 0.0, 0.02))
-        world.context_ms = rng.choice((0.0, 0.002))
-        world.speed = rng.choice((1.0, 1.0, 1.0, 1.0, 1.5, 2.5))
-        drafter = random_adversary(rng, num_rows)
-        for step in range(rng.randint(1, 2 * mean_steps)):
-            world.step(names, [context + step] * num_rows, drafter)
-        world.forget(names)
-    return world.lost_steps
+        has_prompts = rng.random() < 0.3
+        for step in range(rng.randint(2, 10)):
+            contexts = [context + step] * len(names)
+            if has_prompts:
+                world.prompt_step(names, contexts, drafter, f"p{number}-{step}", rng.choice((16, 64, 256)))
+                world.forget([f"p{number}-{step}"])
+            else:
+                world.step(names, contexts, drafter, limits)
+    return world
 
 
-@pytest.mark.parametrize("first", range(0, NUM_LIVES, 25))
+def worst_excess(seeds: Iterable[int]) -> float:
+    """By how many plain steps the lives of these seeds pass the bound at most; below 0 if all keep it."""
+    lives = (live(seed) for seed in seeds)
+    return max(world.lost_steps - world.surprise_steps - guard.MAX_LOST_STEPS for world in lives)
+
+
+@pytest.mark.parametrize("first", range(4))
 def test_no_drafter_costs_more_than_the_bound(first: int) -> None:
-    for seed in range(first, first + 25):
-        lost = live(seed, NUM_SCHEDULES, 4)
-        assert lost <= guard.MAX_LOST_STEPS, f"life {seed} lost {lost:.1f} plain steps beyond 1 %"
+    assert worst_excess(range(first, NUM_LIVES, 4)) <= 0
+
+
+def test_planted_without_an_account_the_lives_pass_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard.Account, "can_lose", lambda *_: True)
+    assert worst_excess(range(4)) > 0
 
 
 def long_drafts(seed: int) -> float:
@@ -89,11 +111,39 @@ def test_planted_without_an_account_the_limit_is_passed(monkeypatch: pytest.Monk
     assert false_table() > guard.MAX_LOST_STEPS
 
 
+def endless_prompts() -> float:
+    """What a drafter with KV loses, in plain steps, where every step has a prompt chunk, so that nothing is ever drafted."""
+    policy = draft_length.GuardedDraftLength(replace(world_facts(measured_costs(CPU_CURVE, lambda: 1.0)), drafter_page_bytes=1))
+    plain_ms, lost_ms = curve_ms(CPU_CURVE, 2), 0.0
+    for number in range(400):
+        lengths = policy.allot([DraftRow("r", 5, 100, 2 + number), DraftRow(f"p{number}", 5, 64, 64, num_prompt_tokens=64)], 512)
+        propose_ms = 150.0 if lengths[1] else 0.0
+        lost_ms += propose_ms
+        policy.observe_step(StepObservation(1, 100, 0, 2, 65, True, False, 300.0 + propose_ms, propose_ms, 0, 0, 64 * lengths[1]))
+    return lost_ms / plain_ms
+
+
+def test_prompts_without_end_are_run_by_the_drafter_only_within_the_limit() -> None:
+    assert 0 < endless_prompts() <= guard.MAX_LOST_STEPS
+
+
+def test_planted_without_an_account_prompts_pass_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard.Account, "can_lose", lambda *_: True)
+    assert endless_prompts() > 10 * guard.MAX_LOST_STEPS
+
+
+def test_the_drafters_time_counts_in_steps_in_which_it_is_allowed_nothing() -> None:
+    policy = draft_length.GuardedDraftLength(world_facts(measured_costs(CPU_CURVE, lambda: 1.0)))
+    policy.observe_step(StepObservation(1, 100, 0, 1, 1, False, False, 30.0, 5.0))
+    policy.observe_step(StepObservation(1, 100, 0, 1, 65, True, False, 300.0, 6.0))
+    assert policy._account.balance_ms == -11.0
+
+
 def test_the_account_never_hoards() -> None:
     account = guard.Account()
     account.credit(1e6)
     assert account.balance_ms == 0
     assert account.can_lose(50 * 20.0, 20.0)
     assert not account.can_lose(50 * 20.0 + 1, 20.0)
-    account.spend(200_000.0)
-    assert account.can_lose(2000.0, 20.0), "1 % of the time is more by now"
+    account.spend(202_000.0)
+    assert account.can_lose(2000.0, 20.0), "1 % of what plain decoding would have taken is more by now"
