@@ -167,7 +167,7 @@ async def test_a_child_that_ends_between_reading_the_tokenizer_and_compiling(
         nonlocal num_ends
         if json.loads(request)["grammar"] is not None and num_ends < 2:
             num_ends += 1
-            async with self._lock:
+            async with self._start_lock:
                 await self._end_child()
         return await honest(self, request, timeout_s)
 
