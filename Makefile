@@ -20,7 +20,7 @@ help:
 	@echo "make serve        install and serve the default model on http://127.0.0.1:8000"
 	@echo "make prove        measure the speed-up, minutes long: a table, the verdict, prove.json and prove.html"
 	@echo "make test         the whole test suite of the core"
-	@echo "make test-system  tests that build wheels and environments of their own"
+	@echo "make test-system  tests that take minutes, or environments of their own"
 	@echo "make check        ruff, pyright, import contracts, size limits"
 	@echo "make bench        decode speed on this machine, against transformers"
 	@echo "make setup        install only, with what the tests need"
@@ -38,10 +38,10 @@ prove: $(VENV)/.prove
 # Files in the order of their names: xdist would begin with those of many tests, and the longest have few.
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest tests/unit --numprocesses=auto --dist=loadfile --no-loadscope-reorder $(ARGS)
-	$(BIN)/python -m pytest tests/e2e $(ARGS)
+	$(BIN)/python -m pytest tests/e2e -m "not system" $(ARGS)
 
 test-system: $(VENV)/.dev
-	$(BIN)/python -m pytest tests/system $(ARGS)
+	$(BIN)/python -m pytest tests/system tests/e2e -m system $(ARGS)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -2,8 +2,12 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.conftest import serve
 from tests.fakes.api_tour import tour
+
+pytestmark = pytest.mark.system
 
 GENERATING = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/infer")
 

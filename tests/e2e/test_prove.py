@@ -9,6 +9,9 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
+
+pytestmark = pytest.mark.system
 
 LIMIT_S = 240.0
 
