@@ -4,6 +4,7 @@ import csv
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,9 @@ def test_fifty_users(tiny_server: RunningServer, tmp_path: Path) -> None:
     assert float(rows["TOKEN", "chat: time per token"]["50%"]) < float(rows["POST", "/v1/chat/completions"]["50%"])
     assert "chat: time per token" in done.stdout + done.stderr, "the statistics are printed"
     assert tiny_server.metric("paceline_errors_total") == 0
+    end_s = time.monotonic() + 5
+    while tiny_server.metric("vllm:num_requests_running") and time.monotonic() < end_s:  # what the engine said up to 250 ms ago
+        time.sleep(0.1)
     assert tiny_server.metric("vllm:num_requests_running") == 0
 
 
