@@ -1,0 +1,71 @@
+/* Inside the library: the functions that exist once per instruction set, and how they are chosen.
+ *
+ * `portable.c`, `avx2.c`, `avx512vnni.c` and `neon.c` each fill one table; `variant.c` picks one. The float functions are one source,
+ * lanes.h, compiled with each instruction set's flags: 16 lanes, no contraction, so all tables give the same bits.
+ */
+#ifndef PL_KERNELS_H
+#define PL_KERNELS_H
+
+#include "paceline_native.h"
+
+/* Activations of T tokens, quantised row by row in groups of 32: value = scale * q, q = -127..127, scale = largest magnitude / 127. */
+typedef struct {
+    int8_t *q;      /* [T, k], rows 64-byte aligned: stride k rounded up to 64 */
+    float *scale;   /* [T, k / 32] */
+    int32_t *sum;   /* [T, k / 32] sum of q over the group */
+    int32_t k, stride;
+} pl_acts;
+
+typedef struct pl_attend pl_attend;
+
+typedef struct {
+    const char *name;
+    /* x [n] -> n / 32 groups; n is a multiple of 32. q = round-half-even(x / scale) by the sum with 1.5 * 2^23; scale 0 for zeros. */
+    void (*quantise)(const float *x, int32_t n, int8_t *q, float *scale, int32_t *sum);
+    /* One tile against tokens first .. first + count - 1: out[t * stride + r], t from 0, r from 0 to 15, overwritten. Per group, in order:
+     *   acc = acc + (float)dot * (scale_w * scale_a);   W4 then: acc = acc + minimum_w * (scale_a * (float)sum_a). No contraction. */
+    void (*tile_w4)(const uint8_t *tile, int32_t num_groups, const pl_acts *acts, int32_t first, int32_t count, float *out, int32_t stride);
+    void (*tile_w8)(const uint8_t *tile, int32_t num_groups, const pl_acts *acts, int32_t first, int32_t count, float *out, int32_t stride);
+    /* Floats: see lanes.h for each one's order of operations. */
+    void (*rms_norm)(const float *x, const float *gain, float eps, int32_t n, float *out);
+    void (*silu_mul)(const float *gate, const float *up, int32_t n, float *out);
+    void (*rope)(float *head, const float *cosine, const float *sine, int32_t head_dim); /* in place */
+    void (*to_half)(const float *x, int32_t n, uint16_t *out);                           /* round half to even */
+    /* `num_queries` queries of one KV head against keys first_key .. end_key - 1 (one split), whose slots are pages[key / page_size] ...;
+     * query j sees keys up to limits[j] (inclusive). Gives each query's maximum, sum and unnormalised output [head_dim]. */
+    void (*attend)(const pl_attend *args);
+} pl_kernels;
+
+struct pl_attend {
+    const float *const *queries; /* [num_queries] -> [head_dim], scaled already */
+    const int64_t *limits;       /* [num_queries] last key that the query sees */
+    const uint16_t *keys, *values; /* this layer's and KV head's [num_slots, head_dim] fp16 */
+    const int32_t *pages;        /* of the row, from position 0 */
+    int32_t page_size, head_dim, num_queries;
+    int64_t first_key, end_key;
+    float *maximum, *total; /* [num_queries] */
+    float *out;             /* [num_queries, head_dim] */
+};
+
+const pl_kernels *pl_current(void);
+
+extern const pl_kernels pl_portable;
+#if defined(__x86_64__)
+extern const pl_kernels pl_avx2, pl_avx512vnni;
+#elif defined(__aarch64__)
+extern const pl_kernels pl_neon;
+#endif
+
+/* threads.c: phases of tasks, taken by ticket. */
+typedef void (*pl_task)(void *context, int32_t task, int32_t thread);
+typedef struct {
+    pl_task run;
+    void *context;
+    int32_t num_tasks;
+} pl_phase;
+/* Runs the phases in order on all threads of the pool: no task of a phase begins before every task of the one before has ended. The
+ * calling thread takes part, so a phase ends even if no other thread is given a core. */
+void pl_pool_run(pl_pool *pool, const pl_phase *phases, int32_t num_phases);
+int32_t pl_pool_threads(const pl_pool *pool);
+
+#endif
