@@ -20,7 +20,8 @@ typedef struct pl_attend pl_attend;
 
 typedef struct {
     const char *name;
-    /* x [n] -> n / 32 groups; n is a multiple of 32. q = round-half-even(x / scale) by the sum with 1.5 * 2^23; scale 0 for zeros. */
+    /* x [n] -> n / 32 groups; n is a multiple of 32. q = round-half-even(x / scale). Scale and q are 0 where the scale would be below 2^-126,
+     * zeros among them; a NaN or an infinity in the group makes the scale that, and q 0: products with it are NaNs. */
     void (*quantise)(const float *x, int32_t n, int8_t *q, float *scale, int32_t *sum);
     /* One tile against tokens first .. first + count - 1: out[t * stride + r], t from 0, r from 0 to 15, overwritten. Per group, in order:
      *   acc = acc + (float)dot * (scale_w * scale_a);   W4 then: acc = acc + minimum_w * (scale_a * (float)sum_a). No contraction. */

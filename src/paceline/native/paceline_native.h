@@ -80,6 +80,8 @@ typedef struct {
 typedef struct pl_pool pl_pool;   /* threads; the caller is one of them */
 typedef struct pl_model pl_model; /* a program bound to its weights, with its scratch memory */
 
+#pragma GCC visibility push(default) /* the library shows these functions and no others */
+
 int32_t pl_abi(void);
 const char *pl_variant(void); /* "avx512vnni", "avx2", "neon" or "portable": what this CPU runs, unless forced */
 int32_t pl_force_variant(const char *name); /* 0, or -1 if this CPU or build lacks it; for tests, before any run */
@@ -104,7 +106,13 @@ void pl_pack(
 /* One row of a packed matrix as float32 [k], scale * element + minimum: two roundings. */
 void pl_unpack_row(const pl_matrix *matrix, int32_t row, float *out);
 
-/* The product alone, for tests, `doctor` and benchmarks: out [num_rows, matrix->rows] of x [num_rows, k]. */
+/* Activations as the products take them (kernels.h, pl_kernels.quantise), for tests: q [n], scale and sum [n / 32] of x [n], n a multiple
+ * of 32. */
+void pl_quantise(const float *x, int32_t n, int8_t *q, float *scale, int32_t *sum);
+
+/* The product alone, for tests, `doctor` and benchmarks: out [num_rows, matrix->rows] of x [num_rows, k]. Returns 0, or -1 without memory. */
 int32_t pl_linear(pl_pool *pool, const pl_matrix *matrix, const float *x, int32_t num_rows, float *out);
+
+#pragma GCC visibility pop
 
 #endif
