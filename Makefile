@@ -66,7 +66,10 @@ $(VENV)/.python:
 	@$(PYTHON) -m venv $(VENV)
 	@touch $@
 
-$(VENV)/.core: $(VENV)/.python pyproject.toml constraints.txt
+# The C sources are compiled when the package is installed.
+NATIVE := hatch_build.py $(wildcard src/paceline/native/*.c src/paceline/native/*.h src/paceline/native/compile.py)
+
+$(VENV)/.core: $(VENV)/.python pyproject.toml constraints.txt $(NATIVE)
 	@echo "installing paceline and its pinned dependencies (torch is the large one)"
 	@$(PIP) -e . || { echo "pip failed: see its message above; 'df -h .' shows the disk, PIP_ARGS adds arguments for pip" >&2; exit 3; }
 	@touch $@
