@@ -16,7 +16,16 @@ typedef struct {
     int32_t k, stride;
 } pl_acts;
 
+#define PL_MAX_HEAD_DIM 256  /* head_dim is a multiple of 16 */
+#define PL_ATTEND_QUERIES 64 /* queries of one `attend` */
+
 typedef struct pl_attend pl_attend;
+
+/* A softmax that is not finished: the largest score, the sum of e^(score - maximum), and the values weighted alike [head_dim]. */
+typedef struct {
+    float maximum, total;
+    float *out;
+} pl_partial;
 
 typedef struct {
     const char *name;
@@ -27,7 +36,7 @@ typedef struct {
      *   acc = acc + (float)dot * (scale_w * scale_a);   W4 then: acc = acc + minimum_w * (scale_a * (float)sum_a). No contraction. */
     void (*tile_w4)(const uint8_t *tile, int32_t num_groups, const pl_acts *acts, int32_t first, int32_t count, float *out, int32_t stride);
     void (*tile_w8)(const uint8_t *tile, int32_t num_groups, const pl_acts *acts, int32_t first, int32_t count, float *out, int32_t stride);
-    /* Floats: see lanes.h for each one's order of operations. */
+    /* Floats: PL_LANES of lanes.h fills these; see there for each one's order of operations. */
     void (*rms_norm)(const float *x, const float *gain, float eps, int32_t n, float *out);
     void (*silu_mul)(const float *gate, const float *up, int32_t n, float *out);
     void (*rope)(float *head, const float *cosine, const float *sine, int32_t head_dim); /* in place */
@@ -35,6 +44,7 @@ typedef struct {
     /* `num_queries` queries of one KV head against keys first_key .. end_key - 1 (one split), whose slots are pages[key / page_size] ...;
      * query j sees keys up to limits[j] (inclusive). Gives each query's maximum, sum and unnormalised output [head_dim]. */
     void (*attend)(const pl_attend *args);
+    void (*merge)(pl_partial *into, const pl_partial *next, int32_t head_dim); /* the keys of `next` follow those of `into` */
 } pl_kernels;
 
 struct pl_attend {
