@@ -5,6 +5,7 @@
  * apart into their even bytes, shifted up, and their odd bytes, as 16-bit numbers 256 times too large, for vpmaddwd: the sum of a group,
  * 256 * 32 * 127 * 127, fits in 32 bits, and one shift makes it exact. Several tokens at a time share what is loaded and taken apart.
  */
+#include "lanes.h"
 #include "x86.h"
 
 /* Where a token's numbers lie. */
@@ -152,4 +153,5 @@ const pl_kernels pl_avx2 = {
     .quantise = quantise,
     .tile_w4 = tile_w4,
     .tile_w8 = tile_w8,
+    PL_LANES,
 };

@@ -3,6 +3,7 @@
  * vpdpbusd takes unsigned weights and signed activations and is exact in 32 bits. Eight-bit weights become unsigned by 128 more, and the
  * sum of the activations times 128 is taken off again.
  */
+#include "lanes.h"
 #include "x86.h"
 
 PL_INLINE __m512 load_halves(const uint8_t *from)
@@ -123,4 +124,5 @@ const pl_kernels pl_avx512vnni = {
     .quantise = quantise,
     .tile_w4 = tile_w4,
     .tile_w8 = tile_w8,
+    PL_LANES,
 };

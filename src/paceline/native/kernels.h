@@ -16,7 +16,7 @@ typedef struct {
     int32_t k, stride;
 } pl_acts;
 
-#define PL_MAX_HEAD_DIM 256  /* head_dim is a multiple of 16 */
+#define PL_MAX_HEAD_DIM 256
 #define PL_ATTEND_QUERIES 64 /* queries of one `attend` */
 
 typedef struct pl_attend pl_attend;
@@ -72,8 +72,11 @@ typedef void (*pl_task)(void *context, int32_t task, int32_t thread);
 typedef struct {
     pl_task run;
     void *context;
-    int32_t num_tasks;
+    int32_t num_tasks; /* up to PL_MAX_TASKS; a phase without tasks is passed over */
+    int64_t *ended_ns; /* CLOCK_MONOTONIC when the phase ended; NULL: not wanted */
 } pl_phase;
+#define PL_MAX_TASKS (1 << 21)
+
 /* Runs the phases in order on all threads of the pool: no task of a phase begins before every task of the one before has ended. The
  * calling thread takes part, so a phase ends even if no other thread is given a core. */
 void pl_pool_run(pl_pool *pool, const pl_phase *phases, int32_t num_phases);

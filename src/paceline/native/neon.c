@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "tiles.h"
+#include "lanes.h"
 
 #define PL_INLINE static inline __attribute__((always_inline))
 
@@ -156,4 +157,5 @@ const pl_kernels pl_neon = {
     .quantise = quantise,
     .tile_w4 = tile_w4,
     .tile_w8 = tile_w8,
+    PL_LANES,
 };

@@ -53,7 +53,11 @@ typedef struct {
 } pl_op;
 
 typedef struct {
-    int32_t num_layers, hidden, intermediate, num_heads, num_kv_heads, head_dim, vocab;
+    int32_t num_layers;
+    int32_t hidden, intermediate;    /* multiples of 32 */
+    int32_t num_heads, num_kv_heads; /* up to 64 heads share one KV head */
+    int32_t head_dim;                /* a multiple of 32, up to 256 */
+    int32_t vocab;
     float eps;
     const float *frequencies; /* [head_dim / 2] radians per position; element i pairs with i + head_dim / 2 */
 } pl_shape;
@@ -94,7 +98,8 @@ pl_model *pl_model_new(const pl_shape *shape, const pl_op *ops, int32_t num_ops,
 void pl_model_free(pl_model *model);
 
 /* Run one pass: KV written, logits [num_logits, vocab] and hidden [T, hidden] (NULL: not wanted; before the final norm) filled.
- * T <= max_tokens and num_logits <= max_logits. Adds each op kind's time to profile_ns [PL_NUM_KINDS] unless NULL. Returns 0. */
+ * T <= max_tokens and num_logits <= max_logits. Adds each op kind's time to profile_ns [PL_NUM_KINDS] unless NULL. Returns 0, or -1
+ * without memory. */
 int32_t pl_run(pl_pool *pool, pl_model *model, const pl_batch *batch, const pl_kv *kv, float *logits, float *hidden, int64_t *profile_ns);
 
 /* Packing, at load. `elements` [rows, k]: 0..15 (PL_W4) or int8 (PL_W8); scales and minima

@@ -5,6 +5,7 @@
 
 #include "half.h"
 #include "tiles.h"
+#include "lanes.h"
 
 /* The group's scale, and whether its elements are to be quantised: not if the scale is a NaN or infinite, or too small to divide by. */
 static int usable_scale(float largest, float *scale)
@@ -96,4 +97,5 @@ const pl_kernels pl_portable = {
     .quantise = quantise,
     .tile_w4 = tile_w4,
     .tile_w8 = tile_w8,
+    PL_LANES,
 };
