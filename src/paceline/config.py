@@ -32,7 +32,12 @@ class EngineConfig:
     model: str = _setting("smollm2-135m-instruct", "A name from `paceline models list`, a folder, or a .gguf file.")
     model_dir: str | None = _setting(None, "The model as a folder; wins over the model's name.")
     device: Literal["auto", "cpu"] = _setting("auto", "Where the model runs.")
-    dtype: Literal["auto", "float32", "bfloat16"] = _setting("auto", "Number format of the weights; auto is bfloat16. KV is float32.")
+    dtype: Literal["auto", "float32", "bfloat16"] = _setting(
+        "auto", "Number format of weights that are not quantised: auto is bfloat16; another one turns quantization auto into none."
+    )
+    quantization: Literal["auto", "none", "int8", "int4"] = _setting(
+        "auto", "Weights as integers with scales, for the native CPU step: auto decides by the checkpoint, its size and the memory's speed."
+    )
     draft: str = _setting("ngram", "Who proposes tokens: none, ngram, or a model (name, folder or .gguf file).")
     max_draft_length: int = _setting(5, "Most tokens proposed per step (K).", low=0, high=64)
     speculation: Literal["auto", "on", "off"] = _setting("auto", "auto drafts where it pays, on always, off loads no drafter.")

@@ -52,6 +52,7 @@ class TableForward:
     """Logits by the token and its position, as `table[position % P, token]`, `[P, V, V]` f32. Keeps no KV: others test that."""
 
     weight_bytes = 0
+    kv_dtype = torch.float32
     choices: tuple[Choice, ...] = ()
 
     def __init__(self, table: torch.Tensor, max_len: int = 4096) -> None:
@@ -60,8 +61,9 @@ class TableForward:
 
     def run(self, batch: Batch, kv: KvPages) -> ForwardResult:
         rows = batch.logit_rows
-        logits = self._table[batch.positions[rows] % self._table.shape[0], batch.token_ids[rows]]
-        return ForwardResult(logits, torch.zeros((batch.token_ids.numel(), 1)))
+        token_ids = batch.token_ids
+        logits = self._table[batch.positions[rows] % self._table.shape[0], token_ids[rows]]
+        return ForwardResult(logits, torch.zeros((token_ids.numel(), 1)))
 
 
 def cycle_table(order: Sequence[int], vocab_size: int, strength: float = 20.0) -> torch.Tensor:
@@ -106,10 +108,10 @@ class ToyEngine:
             eos_token_ids=(),
             choices=(),
         )
-        model = DraftModel(drafter, allocate_kv(drafter.spec, limits.pages, PAGE_SIZE)) if keeps_kv else None
+        model = DraftModel(drafter, allocate_kv(drafter, limits.pages, PAGE_SIZE)) if keeps_kv else None
         made = drafter_class(DrafterSetup(rule, target.spec.vocab_size, model))
         grammars = Grammars(Path("a toy has no tokenizer"), target.spec.vocab_size, ())
-        executor = Executor(Target(target, allocate_kv(target.spec, limits.pages, PAGE_SIZE), rule), made, grammars)
+        executor = Executor(Target(target, allocate_kv(target, limits.pages, PAGE_SIZE), rule), made, grammars)
         config = SchedulerConfig(limits.num_rows * limits.max_len, 1, limits.num_rows, 0.0, limits.enable_prefix_caching, 0.0)
         self.loop = EngineLoop(Scheduler(config, self.facts, policy), executor)
 

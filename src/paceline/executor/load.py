@@ -16,20 +16,17 @@ from paceline.errors import BadInputError
 from paceline.executor.bandwidth import read_bandwidth
 from paceline.executor.executor import Executor
 from paceline.executor.grammar import Grammars
+from paceline.executor.model_loader import Loaded, ModelLoader
 from paceline.executor.step import Target
 from paceline.forward.forward import Forward
-from paceline.forward.load import load_forward
 from paceline.forward.memory import allocate_kv, page_bytes
 from paceline.models.folder import read_eos_token_ids, read_vocabulary
-from paceline.models.loader import load_program, load_weights
 from paceline.speculative.drafter import DRAFTERS, DrafterSetup, DraftModel, load_drafter_class
 from paceline.speculative.same_tokens import check_same_tokens
 from paceline.speculative.verify import Rule
 
 _DEFAULT_KV_SHARE = 0.25  # of the memory that is free at start: the HTTP process and the page cache need the rest
 _DEFAULT_KV_LIMIT_BYTES = 4 << 30
-_DTYPES = {"auto": torch.bfloat16, "bfloat16": torch.bfloat16, "float32": torch.float32}
-_DEVICES = ("auto", "cpu")
 _CGROUP_FILES = (  # limit and usage of the group this process is in, as containers see it: version 2, then 1
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
     ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
@@ -56,12 +53,14 @@ def load_executor(config: EngineConfig, folder: str, draft_folder: str | None, p
         torch.set_num_threads(config.threads)
     if draft_folder is not None:
         check_same_tokens(read_vocabulary(Path(folder)), read_vocabulary(Path(draft_folder)))
-    target = _load_model(config, Path(folder), "load target", progress)
-    draft = None if draft_folder is None else _load_model(config, Path(draft_folder), "load draft model", progress)
+    models = ModelLoader(config, progress)
+    loaded = models.load(Path(folder), "load target")
+    loaded_draft = None if draft_folder is None else models.load(Path(draft_folder), "load draft model")
+    target, draft = loaded.forward, None if loaded_draft is None else loaded_draft.forward
     memory = _plan_memory(config, target, draft)
     rule = Rule(config.verification)
-    kv = allocate_kv(target.spec, memory.num_pages, memory.page_size)
-    draft_model = None if draft is None else DraftModel(draft, allocate_kv(draft.spec, memory.num_pages, memory.page_size))
+    kv = allocate_kv(target, memory.num_pages, memory.page_size)
+    draft_model = None if draft is None else DraftModel(draft, allocate_kv(draft, memory.num_pages, memory.page_size))
     name = _drafter_name(config, draft)
     drafter_class = load_drafter_class(name)
     assert drafter_class.num_lookahead == 0, "pages cover the planned drafts and nothing beyond"
@@ -70,7 +69,7 @@ def load_executor(config: EngineConfig, folder: str, draft_folder: str | None, p
         model_name=Path(folder).name,
         architecture=target.spec.architecture,
         device="cpu",
-        dtype=str(_DTYPES[config.dtype]).removeprefix("torch."),
+        dtype=loaded.dtype,
         vocab_size=target.spec.vocab_size,
         max_model_len=memory.max_model_len,
         max_position_embeddings=target.spec.max_position_embeddings,
@@ -84,21 +83,11 @@ def load_executor(config: EngineConfig, folder: str, draft_folder: str | None, p
         drafter_max_len=memory.max_model_len if draft is None else min(draft.spec.max_position_embeddings, memory.max_model_len),
         max_draft_length=0 if name == "none" else config.max_draft_length,
         eos_token_ids=_eos_token_ids(Path(folder), target.spec.vocab_size),
-        choices=target.choices + _draft_choices(draft),
+        choices=loaded.choices + _draft_choices(loaded_draft),
         memory_bandwidth=read_bandwidth(torch.get_num_threads()),
     )
     grammars = Grammars(Path(folder) / "tokenizer.json", target.spec.vocab_size, facts.eos_token_ids)
     return Executor(Target(target, kv, rule), drafter, grammars), facts
-
-
-def _load_model(config: EngineConfig, folder: Path, stage: str, progress: Progress) -> Forward:
-    if config.device not in _DEVICES:
-        raise BadInputError(f"device {config.device!r} is not in this build, which has {', '.join(_DEVICES)}", param="device")
-    if config.dtype not in _DTYPES:
-        raise BadInputError(f"dtype {config.dtype!r} is not in this build, which has {', '.join(_DTYPES)}", param="dtype")
-    program = load_program(folder)
-    with load_weights(folder, program, torch.float32) as tensors:
-        return load_forward(program, tensors, _DTYPES[config.dtype], stage, progress)
 
 
 def _eos_token_ids(folder: Path, vocab_size: int) -> tuple[int, ...]:
@@ -115,8 +104,8 @@ def _eos_token_ids(folder: Path, vocab_size: int) -> tuple[int, ...]:
 def _plan_memory(config: EngineConfig, target: Forward, draft: Forward | None) -> _Memory:
     """Divide the KV budget into pages and cut the context to what they hold. Errors: BadInputError with the numbers."""
     page_size = config.block_size
-    target_bytes = page_bytes(target.spec, page_size)
-    drafter_bytes = 0 if draft is None else page_bytes(draft.spec, page_size)
+    target_bytes = page_bytes(target, page_size)
+    drafter_bytes = 0 if draft is None else page_bytes(draft, page_size)
     budget = config.kv_cache_memory_bytes
     if budget is None:
         budget = min(int(_available_bytes() * _DEFAULT_KV_SHARE), _DEFAULT_KV_LIMIT_BYTES)
@@ -149,7 +138,7 @@ def _drafter_name(config: EngineConfig, draft: Forward | None) -> str:
     return config.draft
 
 
-def _draft_choices(draft: Forward | None) -> tuple[Choice, ...]:
+def _draft_choices(draft: Loaded | None) -> tuple[Choice, ...]:
     if draft is None:
         return ()
     return tuple(Choice(f"draft {choice.name}", choice.implementation, choice.reason) for choice in draft.choices)

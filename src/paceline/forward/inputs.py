@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
 from paceline.core.batch import Batch
 
 
@@ -39,10 +37,10 @@ def build_batch(rows: Sequence[RowInput], page_size: int) -> Batch:
         kv_lens.append(end)
         page_ids.append(tuple(row.page_ids[:num_pages]))
     return Batch(
-        token_ids=torch.tensor(token_ids),
-        positions=torch.tensor(positions),
-        write_slots=torch.tensor(write_slots),
-        logit_rows=torch.tensor(logit_rows, dtype=torch.int64),
+        token_ids_host=token_ids,
+        positions_host=positions,
+        write_slots_host=write_slots,
+        logit_rows_host=logit_rows,
         query_start_host=tuple(query_start),
         kv_lens_host=tuple(kv_lens),
         page_ids_host=tuple(page_ids),

@@ -1,6 +1,7 @@
-"""Makes a `Forward` from a program and its tensors: packs the weights, then takes the first runner that supports the program.
+"""Makes a `Forward` from a program and its weights: packs these, then takes the first runner that supports the program.
 
-Called once per model, by `executor/load.py`.
+Called once per model, by `executor/load.py`, which has decided whether the weights are quantised: then the native step runs them, else
+torch does.
 """
 
 from dataclasses import dataclass
@@ -11,9 +12,11 @@ import torch
 from paceline.core.program import Program
 from paceline.core.progress import Progress
 from paceline.errors import BadInputError, UnsupportedModelError
-from paceline.forward import script, walk
+from paceline.forward import native, script, walk
 from paceline.forward.forward import Forward
 from paceline.forward.model import assemble
+from paceline.forward.packed import Weights, packed_matrices, plan_matrices, weight_choice
+from paceline.forward.packed_cache import PackedCache
 from paceline.kernels.primitives.table import Place, Tensors
 
 
@@ -60,3 +63,24 @@ def load_forward(
     if forced.runner is Runner.SCRIPT:
         raise BadInputError(f"the script runner was asked for, but {refusal}")
     return walk.Walk(program.spec, assembled, f"not script: {refusal}")
+
+
+def load_native(
+    program: Program,
+    weights: Weights,
+    scheme: str,
+    pool: native.Pool,
+    cache: PackedCache | None,
+    stage: str,
+    progress: Progress,
+) -> Forward:
+    """Load `program` for the native step, its weights quantised under `scheme` (a name of SCHEMES) or mapped from `cache`.
+
+    Errors: BadInputError if the native step does not run the program, or for weights that cannot be quantised.
+    """
+    refusal = native.supports(program)
+    if refusal is not None:
+        raise BadInputError(f"the native step does not run this model: {refusal}; start with --quantization none")
+    plans = plan_matrices(program, scheme, weights)
+    matrices = packed_matrices(plans, weights, pool.library, cache, stage, progress)
+    return native.Native(program, matrices, native.read_vectors(program, weights.tensors), pool, (weight_choice(plans, weights),))

@@ -36,6 +36,10 @@ class Walk:
     def weight_bytes(self) -> int:
         return self._assembled.weight_bytes
 
+    @property
+    def kv_dtype(self) -> torch.dtype:
+        return torch.float32  # torch's products read nothing narrower: a narrower cache would be widened on every step
+
     def run(self, batch: Batch, kv: KvPages) -> ForwardResult:
         with torch.inference_mode():
             layout = pass_layout(batch, kv.page_size, self._max_group_keys)

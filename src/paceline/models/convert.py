@@ -1,10 +1,12 @@
-"""Turns a GGUF file into a Hugging Face folder: config.json, model.safetensors, tokenizer files. Torch-free.
+"""Turns a GGUF file into a Hugging Face folder: config.json, model.safetensors, tokenizer files, and the quantised blocks. Torch-free.
 
-`weights/` calls it once per file and caches the folder. Block-quantised matrices become bfloat16; F16 and F32 matrices keep their type.
+`weights/` calls it once per file and caches the folder. Block-quantised matrices become bfloat16 in model.safetensors, for whoever computes
+in floats, and stand as they were in blocks.safetensors (`blocks.py` reads it); F16 and F32 matrices keep their type.
 """
 
 import json
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,12 +16,14 @@ from numpy.typing import NDArray
 from paceline.core.program import ModelSpec
 from paceline.core.progress import Progress
 from paceline.errors import BadInputError, UnsupportedModelError
+from paceline.models.folder import BLOCKS_FILE, WEIGHTS_FILE
 from paceline.models.gguf import GgufFile, GgufMetadata, GgufTensor
 from paceline.models.safetensors_file import SafetensorsWriter, StoredTensor
 from paceline.models.spec import read_spec, tensor_shapes
 from paceline.models.tokenizer_files import TokenizerFacts, write_tokenizer_files
+from paceline.quant.blocks import is_block_kind
 
-CONVERSION_FORMAT = 1  # part of the cache's folder names; raise it when the same GGUF file must be converted again
+CONVERSION_FORMAT = 2  # part of the cache's folder names; raise it when the same GGUF file must be converted again
 
 _CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 _OUTER_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -66,13 +70,14 @@ def convert_gguf(path: Path, folder: Path, progress: Progress) -> None:
         if facts.bos_token_id is not None:
             config["bos_token_id"] = facts.bos_token_id
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        _write_tensors(file, sources, folder / "model.safetensors", progress)
+        _write_tensors(file, sources, folder, progress)
 
 
 def converted_size_bytes(path: Path) -> int:
-    """Bytes of the model.safetensors that `convert_gguf` would write, at most; reads the file's header only."""
+    """Bytes of the weights that `convert_gguf` would write, at most; reads the file's header only."""
     with GgufFile(path) as file:
-        return sum(StoredTensor(tensor.name, _dtype(tensor), tensor.shape).num_bytes for tensor in file.tensors.values())
+        floats = sum(StoredTensor(tensor.name, _dtype(tensor), tensor.shape).num_bytes for tensor in file.tensors.values())
+        return floats + sum(tensor.num_bytes for tensor in file.tensors.values() if is_block_kind(tensor.kind.name))
 
 
 def _model_config(file: GgufFile) -> dict[str, object]:
@@ -244,15 +249,31 @@ def _dtype(tensor: GgufTensor) -> str:
     return tensor.kind.name if tensor.kind.name in ("F32", "F16") else "BF16"
 
 
-def _write_tensors(file: GgufFile, sources: list[_Source], path: Path, progress: Progress) -> None:
+def _write_tensors(file: GgufFile, sources: list[_Source], folder: Path, progress: Progress) -> None:
     total = sum(source.tensor.num_bytes for source in sources)
     done = 0
     announced = [StoredTensor(source.name, _dtype(source.tensor), source.tensor.shape) for source in sources]
-    with SafetensorsWriter(path, announced) as writer:
+    quantised = [source for source in sources if is_block_kind(source.tensor.kind.name)]
+    with ExitStack() as files:
+        writer = files.enter_context(SafetensorsWriter(folder / WEIGHTS_FILE, announced))
+        blocks = files.enter_context(_blocks_writer(folder, quantised)) if quantised else None
         for source, stored in zip(sources, announced, strict=True):
             writer.write(source.name, _encoded(file.rows(source.tensor.name, source.order), stored.dtype))
+            if blocks is not None and is_block_kind(source.tensor.kind.name):
+                packed = file.packed_rows(source.tensor.name, source.order)
+                blocks.write(source.name, (np.ascontiguousarray(chunk).data.cast("B") for chunk in packed))
             done += source.tensor.num_bytes
             progress.update("convert", done, total)
+
+
+def _blocks_writer(folder: Path, sources: list[_Source]) -> SafetensorsWriter:
+    """A file of `[rows, bytes]` U8 tensors, ggml's type of each in the metadata."""
+    tensors = [source.tensor for source in sources]
+    announced = [
+        StoredTensor(source.name, "U8", (tensor.num_rows, tensor.num_bytes // tensor.num_rows))
+        for source, tensor in zip(sources, tensors, strict=True)
+    ]
+    return SafetensorsWriter(folder / BLOCKS_FILE, announced, {source.name: source.tensor.kind.name for source in sources})
 
 
 def _encoded(rows: Iterable[NDArray[np.float32]], dtype: str) -> Iterator[memoryview]:

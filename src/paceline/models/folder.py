@@ -17,6 +17,7 @@ _MAX_JSON_BYTES = 256 << 20  # tokenizer.json of the largest vocabularies has 35
 _PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 INDEX_FILE = "model.safetensors.index.json"
 WEIGHTS_FILE = "model.safetensors"
+BLOCKS_FILE = "blocks.safetensors"  # beside it in a converted GGUF file: the quantised matrices as that file had them
 _TEMPLATE_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
 
 
@@ -62,6 +63,13 @@ def weight_files(folder: Path) -> dict[str, str] | list[Path]:
             "fetch the model's safetensors, or convert once with transformers: model.save_pretrained(folder, safe_serialization=True)"
         )
     raise BadInputError(f"{folder} holds no *.safetensors file")
+
+
+def stored_weight_files(folder: Path) -> list[str]:
+    """The names of config.json and of all files that hold weights of the folder, the blocks of a converted GGUF file among them."""
+    files = weight_files(folder)
+    weights = sorted(set(files.values())) if isinstance(files, dict) else [path.name for path in files]
+    return ["config.json", *weights, *([BLOCKS_FILE] if (folder / BLOCKS_FILE).is_file() else [])]
 
 
 def read_config(folder: Path) -> dict[str, object]:

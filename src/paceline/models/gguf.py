@@ -160,15 +160,20 @@ class GgufFile:
         Errors: UnsupportedModelError for a block format without a decoder, BadInputError for values that are not finite.
         """
         tensor = self.tensors[name]
+        for packed in self.packed_rows(name, order):
+            yield self._dequantise(packed, tensor)
+
+    def packed_rows(self, name: str, order: NDArray[np.intp] | None = None) -> Iterator[NDArray[np.uint8]]:
+        """The same rows as the file holds them, `[rows, bytes]` in chunks."""
+        tensor = self.tensors[name]
         row_bytes = tensor.num_bytes // tensor.num_rows
         num_rows = max(1, _ROWS_PER_CHUNK_ELEMENTS // tensor.shape[-1])
         for start in range(0, tensor.num_rows, num_rows):
             end = min(start + num_rows, tensor.num_rows)
             if order is None:
-                packed = self._packed_rows(tensor, row_bytes, start, end)
+                yield self._packed_rows(tensor, row_bytes, start, end)
             else:
-                packed = np.concatenate([self._packed_rows(tensor, row_bytes, int(row), int(row) + 1) for row in order[start:end]])
-            yield self._dequantise(packed, tensor)
+                yield np.concatenate([self._packed_rows(tensor, row_bytes, int(row), int(row) + 1) for row in order[start:end]])
 
     def _packed_rows(self, tensor: GgufTensor, row_bytes: int, start: int, end: int) -> NDArray[np.uint8]:
         data = self._map[tensor.offset + start * row_bytes : tensor.offset + end * row_bytes]

@@ -5,19 +5,19 @@ Format: https://github.com/huggingface/safetensors#format
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-_DTYPE_BYTES = {"BF16": 2, "F16": 2, "F32": 4}
+_DTYPE_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "U8": 1}
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """Name, element type ("BF16", "F16" or "F32") and shape of a tensor in the file."""
+    """Name, element type ("BF16", "F16", "F32" or "U8") and shape of a tensor in the file."""
 
     name: str
     dtype: str
@@ -31,9 +31,9 @@ class StoredTensor:
 class SafetensorsWriter:
     """A new file that takes the announced tensors in order. A context manager."""
 
-    def __init__(self, path: Path, tensors: Iterable[StoredTensor]) -> None:
+    def __init__(self, path: Path, tensors: Iterable[StoredTensor], metadata: Mapping[str, str] | None = None) -> None:
         self._pending = list(tensors)
-        header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+        header: dict[str, object] = {"__metadata__": {"format": "pt", **(metadata or {})}}
         end = 0
         for tensor in self._pending:
             start, end = end, end + tensor.num_bytes

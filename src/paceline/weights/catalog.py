@@ -54,7 +54,7 @@ CATALOG: tuple[CatalogModel, ...] = (
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         size_bytes=98_362_432,
         download_bytes=92_871_040,
-        folder_bytes=270_700_000,
+        folder_bytes=367_200_000,
     ),
     CatalogModel(
         name="qwen2.5-coder-0.5b-instruct",
@@ -64,7 +64,7 @@ CATALOG: tuple[CatalogModel, ...] = (
         sha256="1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
         size_bytes=491_400_064,
         download_bytes=477_610_024,
-        folder_bytes=996_000_000,
+        folder_bytes=1_487_500_000,
     ),
     CatalogModel(
         name="qwen2.5-coder-1.5b-instruct",
@@ -74,7 +74,7 @@ CATALOG: tuple[CatalogModel, ...] = (
         sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
         size_bytes=1_117_320_768,
         download_bytes=1_092_845_809,
-        folder_bytes=3_096_000_000,
+        folder_bytes=4_213_500_000,
     ),
 )
 

@@ -38,7 +38,7 @@ def load(folder: Path, dtype: torch.dtype, forced: Forced) -> Forward:
 
 def all_logits(forward: Forward, token_ids: list[int], chunks: tuple[int, ...], page_ids: list[int]) -> torch.Tensor:
     """Logits `[T, V]` of one sequence that is run in `chunks`."""
-    kv = allocate_kv(forward.spec, len(page_ids) + 2, 16)
+    kv = allocate_kv(forward, len(page_ids) + 2, 16)
     parts: list[torch.Tensor] = []
     start = 0
     for size in chunks:
@@ -98,6 +98,6 @@ def test_hidden_is_the_last_layer_before_the_final_norm(folder: Path) -> None:
         model(torch.arange(20).unsqueeze(0))
     from paceline.forward.inputs import build_batch
 
-    kv = allocate_kv(forward.spec, 4, 16)
+    kv = allocate_kv(forward, 4, 16)
     hidden = forward.run(build_batch([RowInput(list(range(20)), 0, [0, 1], 1)], 16), kv).hidden
     assert (hidden - captured[0][0]).abs().max() <= 1e-4

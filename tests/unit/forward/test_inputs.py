@@ -8,7 +8,7 @@ from paceline.forward.inputs import RowInput, build_batch
 
 def test_rows_follow_each_other_with_their_own_positions_and_slots() -> None:
     batch = build_batch([RowInput([10], 5, [7, 9], 1), RowInput([20, 21, 22], 3, [2, 5, 1], 2), RowInput([30, 31], 0, [0], 0)], 4)
-    assert batch.token_ids.tolist() == [10, 20, 21, 22, 30, 31]
+    assert batch.token_ids.tolist() == batch.token_ids_host == [10, 20, 21, 22, 30, 31]
     assert batch.positions.tolist() == [5, 3, 4, 5, 0, 1]
     assert batch.write_slots.tolist() == [9 * 4 + 1, 2 * 4 + 3, 5 * 4, 5 * 4 + 1, 0, 1]
     assert batch.logit_rows.tolist() == [0, 2, 3]

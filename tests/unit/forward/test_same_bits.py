@@ -32,14 +32,14 @@ def loaded(spec: ModelSpec) -> Forward:
 
 
 def whole_logits(forward: Forward, token_ids: list[int]) -> torch.Tensor:
-    kv = allocate_kv(forward.spec, -(-len(token_ids) // PAGE_SIZE), PAGE_SIZE)
+    kv = allocate_kv(forward, -(-len(token_ids) // PAGE_SIZE), PAGE_SIZE)
     return run_rows(forward, kv, RowInput(token_ids, 0, list(range(kv.kv.shape[3] // PAGE_SIZE)), len(token_ids)))
 
 
 def logits_by_steps(forward: Forward, sequences: list[list[int]], style: list[int], rng: random.Random) -> list[torch.Tensor]:
     """Run the sequences through shared steps of random composition, on pages that lie anywhere and hold another's leavings."""
     num_pages = [-(-len(sequence) // PAGE_SIZE) for sequence in sequences]
-    kv = allocate_kv(forward.spec, sum(num_pages) + 2, PAGE_SIZE)
+    kv = allocate_kv(forward, sum(num_pages) + 2, PAGE_SIZE)
     kv.kv.normal_()
     free = list(range(sum(num_pages) + 2))
     if rng.random() < 0.5:
@@ -78,7 +78,7 @@ def test_a_long_decode_has_the_bits_of_a_prompt() -> None:
     forward = loaded(SPECS[1])
     token_ids = [(7 * i) % 100 for i in range(620)]
     whole = whole_logits(forward, token_ids)
-    kv = allocate_kv(forward.spec, 40, PAGE_SIZE)
+    kv = allocate_kv(forward, 40, PAGE_SIZE)
     for start in range(620):
         alone = run_rows(forward, kv, RowInput(token_ids[start : start + 1], start, list(range(39)), 1))
         assert torch.equal(alone[0], whole[start]), f"token {start}"

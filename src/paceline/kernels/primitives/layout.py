@@ -49,13 +49,14 @@ def max_group_keys(spec: ModelSpec) -> int:
 def pass_layout(batch: Batch, page_size: int, max_keys: int) -> PassLayout:
     """The layout of `batch` in KV pages of `page_size` tokens; `max_keys` as `max_group_keys` gives it."""
     num_tokens = batch.query_start_host[-1]
+    write_slots = batch.write_slots
     starts: list[int] = []
     pages: list[torch.Tensor] = []
     for page_ids in batch.page_ids_host:
         first = page_ids[0]
         if page_ids == tuple(range(first, first + len(page_ids))):
             starts.append(first * page_size)
-            pages.append(batch.write_slots)  # a tensor must stand here; this one costs nothing
+            pages.append(write_slots)  # a tensor must stand here; this one costs nothing
         else:
             starts.append(-1)
             pages.append(torch.tensor(page_ids))
@@ -66,10 +67,10 @@ def pass_layout(batch: Batch, page_size: int, max_keys: int) -> PassLayout:
     return PassLayout(
         token_ids=batch.token_ids,
         positions=batch.positions,
-        write_slots=batch.write_slots,
+        write_slots=write_slots,
         write_start=_write_start(batch, starts),
         logit_rows=batch.logit_rows,
-        all_logits=batch.logit_rows.shape[0] == num_tokens,
+        all_logits=len(batch.logit_rows_host) == num_tokens,
         query_start=list(batch.query_start_host),
         kv_lens=list(batch.kv_lens_host),
         kv_starts=starts,

@@ -1,0 +1,59 @@
+"""Decides whether a model's weights are quantised, and how: `--quantization` made concrete. Called by `load.py` for each model."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from paceline.config import EngineConfig
+from paceline.core.program import Program
+from paceline.errors import BadInputError
+from paceline.forward import native
+from paceline.forward.packed import Blocks, is_four_bit_checkpoint
+from paceline.models.spec import tensor_shapes
+from paceline.native.library import Library
+
+_MOST_MS = 20.0  # to read all weights once: beyond this, half the bytes are worth more than the last bit of quality
+_INT8_BYTES = 1 + 2 / 32  # per weight, scales included
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A name of SCHEMES, or None for floats, and why."""
+
+    scheme: str | None
+    reason: str
+
+
+def decide(config: EngineConfig, program: Program, blocks: Blocks, library: Library | str, bandwidth: Callable[[], float]) -> Decision:
+    """What `config` means for a model. `library`: the native one or why there is none; `bandwidth`: bytes/s that this machine reads.
+
+    Errors: BadInputError for a scheme that was asked for and cannot be.
+    """
+    asked = config.quantization
+    if asked == "none":
+        return Decision(None, "asked for")
+    if config.dtype != "auto":
+        if asked == "auto":
+            return Decision(None, f"--dtype {config.dtype} was asked for")
+        raise BadInputError(
+            f"--quantization {asked} and --dtype {config.dtype} contradict each other: leave one of them out", param="quantization"
+        )
+    refusal = library if isinstance(library, str) else native.supports(program)
+    if refusal is not None:
+        if asked == "auto":
+            return Decision(None, refusal)
+        raise BadInputError(f"--quantization {asked} cannot be: {refusal}; start with --quantization none", param="quantization")
+    if asked != "auto":
+        return Decision(asked, "asked for")
+    if is_four_bit_checkpoint(program, blocks):
+        return Decision("int4", "the checkpoint has 4 bits per weight")
+    num_bytes = _num_weights(program) * _INT8_BYTES
+    ms = num_bytes / bandwidth() * 1e3
+    measured = f"{num_bytes / 1e6:,.0f} MB in 8 bits take {ms:.1f} ms to read"
+    return Decision("int4", f"{measured}, above {_MOST_MS:g}") if ms > _MOST_MS else Decision("int8", measured)
+
+
+def _num_weights(program: Program) -> int:
+    """Of all matrices that a step reads."""
+    shapes = tensor_shapes(program.spec)
+    names = {name for op in program.ops for _, name in op.weights}
+    return sum(shapes[name][0] * shapes[name][1] for name in names if len(shapes[name]) == 2)
