@@ -1,5 +1,6 @@
 """Programs with random weights in memory, for tests below `models.loader`: any shape, no folder, no tokenizer."""
 
+from dataclasses import replace
 from importlib import import_module
 
 import torch
@@ -38,6 +39,11 @@ def random_spec(
         rope_scaling=None,
         tie_word_embeddings=architecture == "llama",
     )
+
+
+def native_spec(architecture: str = "llama") -> ModelSpec:
+    """A shape that the native step runs."""
+    return replace(random_spec(architecture=architecture), intermediate_size=160)
 
 
 def random_program(spec: ModelSpec) -> Program:

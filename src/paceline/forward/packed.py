@@ -122,7 +122,7 @@ def shape_refusal(spec: ModelSpec) -> str | None:
     }
     for what, width in widths.items():
         if width % GROUP:
-            return f"the {what} is {width:,}, not a multiple of {GROUP}, which the weights of a group are"
+            return f"the {what} is {width:,}, not a multiple of {GROUP}, the number of weights that share a scale"
     return None
 
 
