@@ -62,9 +62,7 @@ def random_matrix(library: Library, rng: np.random.Generator, rows: int, k: int,
     if minima is not None:
         dense += np.repeat(minima.astype(np.float64), 32, 1)
     packed = aligned(library.packed_bytes(format, rows, k))
-    library.pack(
-        format, rows, k, elements.ctypes.data, scales.ctypes.data, 0 if minima is None else minima.ctypes.data, packed.ctypes.data
-    )
+    library.pack(format, rows, k, elements.ctypes.data, scales.ctypes.data, 0 if minima is None else minima.ctypes.data, packed.ctypes.data)
     bias = rng.normal(0, 0.3, rows).astype(np.float32) if has_bias else None
     matrix = Matrix(packed.ctypes.data, None if bias is None else bias.ctypes.data, rows, k, format, 0)
     return PackedMatrix(dense, packed, bias, matrix)
@@ -167,7 +165,9 @@ def run(model: Model, pool: int, rows: Sequence[Row], kv: NDArray[np.float16], p
     """One pass of `rows`."""
     tokens = [t for row in rows for t in row.token_ids]
     positions = [p for row in rows for p in range(row.start, row.start + len(row.token_ids))]
-    slots = [row.page_ids[p // page_size] * page_size + p % page_size for row in rows for p in range(row.start, row.start + len(row.token_ids))]
+    slots = [
+        row.page_ids[p // page_size] * page_size + p % page_size for row in rows for p in range(row.start, row.start + len(row.token_ids))
+    ]
     query_start = np.cumsum([0, *(len(row.token_ids) for row in rows)]).astype(np.int32)
     logit_rows = [i for b, row in enumerate(rows) for i in range(query_start[b + 1] - row.num_logits, query_start[b + 1])]
     kv_lens = np.array([row.start + len(row.token_ids) for row in rows], np.int32)

@@ -100,6 +100,26 @@ def test_batches_chunks_and_preemption(models: Models, options: dict[str, Sampli
     assert together.stats().num_preemptions > 0, "the pool was not small enough to test preemption"
 
 
+def test_batches_on_quantised_weights(models: Models, options: dict[str, SamplingParams]) -> None:
+    """The same, drafted by the draft model on the native step; its results lie in memory that the next pass writes to."""
+    native = {"dtype": "auto", "quantization": "int4"}
+    alone = Engine(models, engine("none", **native))
+    mixed = [
+        replace(request, request_id=f"{name}-{request.request_id}") for name, sampling in options.items() for request in requests(sampling)
+    ]
+    expected = [alone.run([request])[0] for request in mixed]
+    memory = 30 * sum(_page_bytes(models, native))
+    config = engine("draft_model", **native, max_batch_size=9, max_model_len=104, kv_cache_memory_bytes=memory, max_num_batched_tokens=40)
+    together = Engine(models, config, RandomDraftLength(5))
+    assert together.run(mixed) == expected
+    assert together.stats().num_preemptions > 0
+
+
+def _page_bytes(models: Models, weights: dict[str, str]) -> tuple[int, int]:
+    facts = Engine(models, engine("draft_model", **weights)).facts
+    return facts.target_page_bytes, facts.drafter_page_bytes
+
+
 def test_plain_decoding_against_a_slow_sampler(models: Models, options: dict[str, SamplingParams], monkeypatch: pytest.MonkeyPatch) -> None:
     """On the raw logits that the engine saw."""
     seen: list[torch.Tensor] = []

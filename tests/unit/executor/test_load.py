@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from paceline.config import EngineConfig
-from paceline.core.progress import Progress, SilentProgress
+from paceline.core.progress import SilentProgress
 from paceline.errors import BadInputError
 from paceline.executor import load
 from paceline.executor.load import load_executor
-from paceline.forward.forward import Forward
+from paceline.executor.model_loader import Loaded, ModelLoader
 from tests.fakes.tiny_models import make_tiny_model
 
 CONFIG = EngineConfig(dtype="float32", draft="none", kv_cache_memory_bytes=4 << 20)
@@ -60,13 +60,13 @@ def test_memory_is_planned_when_both_models_are_loaded(tmp_path: Path, monkeypat
     """What is free is asked for once, after the weights of the draft model have been taken from it."""
     target, draft = make_tiny_model(tmp_path / "target"), make_tiny_model(tmp_path / "draft")
     events: list[str] = []
-    honest = load._load_model
+    honest = ModelLoader.load
 
-    def load_model(config: EngineConfig, folder: Path, stage: str, progress: Progress) -> Forward:
+    def load_model(loader: ModelLoader, folder: Path, stage: str) -> Loaded:
         events.append(stage)
-        return honest(config, folder, stage, progress)
+        return honest(loader, folder, stage)
 
-    monkeypatch.setattr(load, "_load_model", load_model)
+    monkeypatch.setattr(ModelLoader, "load", load_model)
     monkeypatch.setattr(load, "_available_bytes", lambda: events.append("free") or 8 << 20)
     facts = load_executor(EngineConfig(dtype="float32", draft=str(draft)), str(target), str(draft), SilentProgress())[1]
     assert events == ["load target", "load draft model", "free"]
