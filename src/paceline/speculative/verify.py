@@ -47,6 +47,8 @@ def verify(logits: torch.Tensor, proposal: DraftProposal, rows: SamplingRows, ru
     `logits` `[R, V]` f32: `lens[b] + 1` consecutive rows for each emitting row b, none for the others. Under `coupled` the tokens equal
     plain decoding's, whatever the drafts; under `ratio` they have the same law.
     """
+    if proposal.token_ids.shape[1] == 0 and rule is Rule.COUPLED:
+        return _plain(logits, rows)
     layout = _layout(proposal, rows)
     assert logits.shape[0] == layout.row.numel(), f"{logits.shape[0]} logit rows for {layout.row.numel()} positions"
     if rule is Rule.COUPLED or not rows.any_sampled:
@@ -56,17 +58,33 @@ def verify(logits: torch.Tensor, proposal: DraftProposal, rows: SamplingRows, ru
     return _finish_by_ratio(logits, proposal, rows, layout, accepted)
 
 
+def _plain(logits: torch.Tensor, rows: SamplingRows) -> Verification:
+    """The same for a proposal without drafts: one choice for each emitting row, without the bookkeeping of positions."""
+    emits = host_ints(rows.emits)
+    num_emitting = sum(emits)
+    assert logits.shape[0] == num_emitting, f"{logits.shape[0]} logit rows for {num_emitting} positions"
+    own = rows if num_emitting == len(emits) or not rows.any_sampled else select_rows(rows, rows.emits.nonzero().squeeze(1))
+    tokens = choose(logits, own).to(torch.int32)
+    if num_emitting < len(emits):
+        tokens = torch.zeros(len(emits), dtype=torch.int32, device=logits.device).masked_scatter_(rows.emits, tokens)
+    return Verification(
+        num_accepted=torch.zeros(len(emits), dtype=torch.int32, device=logits.device),
+        token_ids=tokens.unsqueeze(1),
+        num_emitted=rows.emits.to(torch.int32),
+    )
+
+
 def choose(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
     """The coupled choice `[N]` i64 of each row of logits `[N, V]` f32: argmax(processed + Gumbel noise of seed and output index).
 
     Temperature 0 has no noise. Ties go to the lowest id. Noise is drawn only for tokens that can still win, which changes nothing.
     """
     if not rows.any_sampled:
-        return logits.argmax(1)  # torch returns the first of equal maxima
+        return _first_maximum(logits)
     chosen = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
     greedy = (rows.temperature <= 0).nonzero().squeeze(1)
     if greedy.numel() > 0:
-        chosen[greedy] = logits[greedy].argmax(1)
+        chosen[greedy] = _first_maximum(logits[greedy])
     is_sampled, cut = rows.temperature > 0, is_cut(rows, logits.shape[1])
     for part, part_logits, part_rows in _parts(is_sampled & ~cut, logits, rows):
         chosen[part] = _choose_open(part_logits, part_rows)
@@ -74,6 +92,13 @@ def choose(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
         for group, head in cut_candidates(part_logits, part_rows):
             chosen[part[group]] = _choose_cut(head, select_rows(part_rows, group))
     return chosen
+
+
+def _first_maximum(logits: torch.Tensor) -> torch.Tensor:
+    """The lowest id `[N]` i64 of each row's largest logit."""
+    if logits.device.type != "cpu":
+        return logits.argmax(1)  # the first of equal maxima, in torch as in numpy
+    return torch.as_tensor(logits.numpy().argmax(1))  # a tenth of torch's time, which has no vector instructions for it
 
 
 def draw_drafts(logits: torch.Tensor, rows: SamplingRows) -> tuple[torch.Tensor, torch.Tensor]:

