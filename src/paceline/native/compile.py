@@ -34,7 +34,7 @@ def find_compiler() -> list[str] | None:
     return [found] if found else None
 
 
-def compile_library(output: Path, compiler: Sequence[str] | None = None, flags: Sequence[str] = ()) -> str | None:
+def compile_library(output: Path, compiler: Sequence[str] | None = None, flags: Sequence[str] = (), sources: Path = FOLDER) -> str | None:
     """Write the library to `output`, replacing what is there at once; None, or in one line why it could not be done.
 
     `compiler`: the command, `find_compiler()` if not given. `flags` come after the usual ones, for compiling and linking alike.
@@ -47,7 +47,7 @@ def compile_library(output: Path, compiler: Sequence[str] | None = None, flags: 
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=".compile-") as folder:
         linked = Path(folder) / output.name
         try:
-            objects = compile_objects(Path(folder), compiler, flags)
+            objects = compile_objects(Path(folder), compiler, flags, sources)
             run([*compiler, "-shared", "-pthread", *flags, *map(str, objects), "-lm", "-o", str(linked)])
         except (OSError, subprocess.SubprocessError) as error:
             return _reason(error)
@@ -55,13 +55,13 @@ def compile_library(output: Path, compiler: Sequence[str] | None = None, flags: 
     return None
 
 
-def compile_objects(folder: Path, compiler: Sequence[str], flags: Sequence[str] = ()) -> list[Path]:
-    """Compile every source for the compiler's target into `folder`. Raises OSError and subprocess.SubprocessError."""
+def compile_objects(folder: Path, compiler: Sequence[str], flags: Sequence[str], sources: Path) -> list[Path]:
+    """Compile every file of `sources` for the compiler's target into `folder`. Raises OSError and subprocess.SubprocessError."""
     triple = run([*compiler, "-dumpmachine"]).strip()
     own = ARCHITECTURES.get(triple.split("-")[0], {})
     foreign = {name for files in ARCHITECTURES.values() for name in files} - own.keys()
     objects: list[Path] = []
-    for source in sorted(FOLDER.glob("*.c")):
+    for source in sorted(sources.glob("*.c")):
         if source.name not in foreign:
             objects.append(folder / f"{source.stem}.o")
             run([*compiler, *FLAGS, *own.get(source.name, ()), *flags, "-c", str(source), "-o", str(objects[-1])])
