@@ -110,9 +110,12 @@ def native_matrix(weights: Weights, packed: U8) -> Matrix:
     return Matrix(packed.ctypes.data, bias, rows, k, weights.format, 0)
 
 
-def native_product(library: Library, weights: Weights, x: F32, pool: int = 0) -> F32:
+def native_product(library: Library, weights: Weights, x: F32, num_threads: int = 1) -> F32:
     """`library.linear` of packed `weights`; where nothing was written there are NaNs."""
     packed = native_packed(library, weights)
     out = np.full((x.shape[0], weights.shape[0]), np.nan, dtype=np.float32)
+    pool = library.pool_new(num_threads)
+    assert pool != 0
     assert library.linear(pool, native_matrix(weights, packed), x.ctypes.data, x.shape[0], out.ctypes.data) == 0
+    library.pool_free(pool)
     return out

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 LIBRARY_NAME = "libpaceline.so"
@@ -60,12 +61,13 @@ def compile_objects(folder: Path, compiler: Sequence[str], flags: Sequence[str],
     triple = run([*compiler, "-dumpmachine"]).strip()
     own = ARCHITECTURES.get(triple.split("-")[0], {})
     foreign = {name for files in ARCHITECTURES.values() for name in files} - own.keys()
-    objects: list[Path] = []
-    for source in sorted(sources.glob("*.c")):
-        if source.name not in foreign:
-            objects.append(folder / f"{source.stem}.o")
-            run([*compiler, *FLAGS, *own.get(source.name, ()), *flags, "-c", str(source), "-o", str(objects[-1])])
-    return objects
+    built = {source: folder / f"{source.stem}.o" for source in sorted(sources.glob("*.c")) if source.name not in foreign}
+    commands = [
+        [*compiler, *FLAGS, *own.get(source.name, ()), *flags, "-c", str(source), "-o", str(target)] for source, target in built.items()
+    ]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(run, commands))
+    return list(built.values())
 
 
 def run(command: Sequence[str]) -> str:

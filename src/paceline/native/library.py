@@ -117,9 +117,8 @@ class Library:
     """The functions of the loaded library. Pointers are addresses (`int`), 0 is NULL; what each means stands in `paceline_native.h`."""
 
     def __init__(self, handle: ctypes.CDLL) -> None:
+        """`handle`: with the functions of `_SIGNATURES`; raises AttributeError where one is not there."""
         for name, (result, arguments) in _SIGNATURES.items():
-            if not hasattr(handle, name):
-                continue  # a build without the program of a pass
             function = handle[name]
             function.restype = result
             function.argtypes = arguments

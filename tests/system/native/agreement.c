@@ -10,6 +10,7 @@
 
 enum { MAX_ROWS = 50, MAX_K = 1536, MAX_TOKENS = 9 };
 
+static pl_pool *pool;
 static uint64_t state;
 static uint64_t checksum;
 
@@ -62,8 +63,8 @@ static int compare_products(const char *name, int32_t format, int32_t rows, int3
         return 1;
     pl_pack(format, rows, k, elements, scales, format == PL_W4 ? minima : NULL, packed);
     const pl_matrix matrix = {.data = packed, .bias = bias, .rows = rows, .k = k, .format = format};
-    int failed = pl_force_variant("portable") != 0 || pl_linear(NULL, &matrix, x, count, expected) != 0;
-    failed |= pl_force_variant(name) != 0 || pl_linear(NULL, &matrix, x, count, out) != 0;
+    int failed = pl_force_variant("portable") != 0 || pl_linear(pool, &matrix, x, count, expected) != 0;
+    failed |= pl_force_variant(name) != 0 || pl_linear(pool, &matrix, x, count, out) != 0;
     failed = failed || differ(format == PL_W4 ? "a 4-bit product" : "an 8-bit product", out, expected, sizeof(float) * (size_t)(rows * count));
     for (int32_t row = 0; row < rows && !failed; row += 7) {
         pl_unpack_row(&matrix, row, x);
@@ -108,8 +109,12 @@ int main(void)
 {
     static const char *const names[] = {"portable", "avx2", "avx512vnni", "neon"};
     int failed = 0;
+    pool = pl_pool_new(2);
+    if (pool == NULL)
+        return 2;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (pl_force_variant(names[i]) == 0)
             failed |= compare(names[i]);
+    pl_pool_free(pool);
     return failed;
 }

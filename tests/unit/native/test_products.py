@@ -101,6 +101,14 @@ def test_a_row_depends_neither_on_its_mates_nor_on_their_number(variant: Library
     same_bits(native_product(variant, weights, loud)[:4], alone[:4])
 
 
+@pytest.mark.parametrize("format", FORMATS)
+def test_threads_change_nothing(variant: Library, format: Format) -> None:
+    rng = np.random.default_rng(7)
+    weights = random_weights(rng, format, 700, 96, with_bias=True)
+    x = rng.normal(size=(6, 96)).astype(np.float32)
+    same_bits(native_product(variant, weights, x, num_threads=3), weights.product(x))
+
+
 def test_quantisation(variant: Library) -> None:
     rng = np.random.default_rng(5)
     x = np.concatenate([rng.normal(size=(8, 160)) * 10.0 ** rng.integers(-40, 38, (8, 1)), np.zeros((1, 160))]).astype(np.float32)
