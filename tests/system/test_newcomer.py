@@ -135,6 +135,7 @@ def test_the_wheel_is_complete_and_runs_without_make(checkout: Checkout, tmp_pat
     assert re.search(r"licenses/LICENSE\b", names)
     assert re.search(r"licenses/NOTICE\b", names)
     assert "paceline/py.typed" in names
+    assert "paceline/native/libpaceline.so" in names
     assert "tests/" not in names
     paceline = str(tmp_path / "venv/bin/paceline")
     assert re.fullmatch(r"\d+\.\d+\.\d+\s*", run(paceline, "--version"))
