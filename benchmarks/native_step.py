@@ -14,11 +14,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from paceline.native.library import Format, Library, load
-from tests.fakes.native_model import Model, Row, Spec, run
+from tests.fakes.native_model import Model, PackedMatrix, Row, Spec, run
+from tests.fakes.packed import aligned, native_matrix
 
 SHAPES = {
     "smollm2-135m": Spec(30, 576, 1536, 9, 3, 64, 49152),
@@ -29,6 +31,7 @@ SHAPES = {
 OPS = ("embed", "qkv", "attention", "out", "gate_up", "down", "head")
 PAGE_SIZE = 16
 PROMPT = 512
+Times = NDArray[np.float64]
 
 
 def weight_bytes(library: Library, spec: Spec, format: Format) -> int:
@@ -39,18 +42,32 @@ def weight_bytes(library: Library, spec: Spec, format: Format) -> int:
     return spec.num_layers * layer + library.packed_bytes(format, spec.vocab, spec.hidden)
 
 
+class RepeatedMatrix(PackedMatrix):
+    """One random tile over and over: large matrices in no time, and as much memory to read."""
+
+    def __init__(self, library: Library, rng: np.random.Generator, rows: int, k: int, format: Format, has_bias: bool = False) -> None:
+        super().__init__(library, rng, 16, k, format, has_bias)
+        tile = self.packed
+        self.packed = aligned(library.packed_bytes(format, rows, k))
+        self.packed.reshape(-1, tile.shape[0])[:] = tile
+        self.bias = np.zeros(rows, np.float32)
+        self.matrix = native_matrix(self.weights, self.packed)
+        self.matrix.rows = rows
+        self.matrix.bias = self.bias.ctypes.data if has_bias else 0
+
+
 class Bench:
     """A model with KV of `num_keys` tokens, and passes on it."""
 
     def __init__(self, library: Library, spec: Spec, num_keys: int) -> None:
-        self.model = Model(library, spec, max_tokens=PROMPT)
+        self.model = Model(library, spec, max_tokens=PROMPT, matrix=RepeatedMatrix)
         num_pages = -(-(max(num_keys, PROMPT) + 64) // PAGE_SIZE)
         self.pages = list(range(num_pages))
         self.kv = self.model.kv(num_pages * PAGE_SIZE)
         self.kv[:] = 0.01
         self.num_keys = num_keys
 
-    def times_ms(self, pool: int, num_tokens: int, seconds: float) -> tuple[list[float], np.ndarray]:
+    def times_ms(self, pool: int, num_tokens: int, seconds: float) -> tuple[list[float], Times]:
         """Wall-clock times of passes that verify `num_tokens`, and the mean profile of ops."""
         row = Row([7] * num_tokens, self.num_keys, self.pages, num_tokens)
         times: list[float] = []
@@ -63,7 +80,7 @@ class Bench:
             profile += result.profile_ns / 1e6
         return times, profile / len(times)
 
-    def prompt_ms(self, pool: int) -> tuple[float, np.ndarray]:
+    def prompt_ms(self, pool: int) -> tuple[float, Times]:
         row = Row([7] * PROMPT, 0, self.pages, 1)
         results = []
         for _ in range(3):
@@ -73,7 +90,7 @@ class Bench:
         return min(results, key=lambda pair: pair[0])
 
 
-def line(label: str, ms: float, best: float, profile: np.ndarray) -> str:
+def line(label: str, ms: float, best: float, profile: Times) -> str:
     parts = "  ".join(f"{name} {value:.2f}" for name, value in zip(OPS, profile, strict=True))
     return f"{label:<24} median {ms:8.2f} ms  best {best:8.2f}   ops (mean, {profile.sum():.2f}): {parts}"
 
@@ -123,7 +140,9 @@ def measure_busy(bench: Bench, pool: int, seconds: float) -> None:
                     neighbour.kill()
                     neighbour.wait()
             rates[is_busy].append(len(times) / sum(times) * 1e3)
-            print(f"{'busy' if is_busy else 'idle'}  {rates[is_busy][-1]:7.1f} tokens/s  median {np.median(times):.2f} ms  p99 {np.percentile(times, 99):.2f}")
+            print(
+                f"{'busy' if is_busy else 'idle'}  {rates[is_busy][-1]:7.1f} tokens/s  median {np.median(times):.2f} ms  p99 {np.percentile(times, 99):.2f}"
+            )
     print(f"share kept: {np.median(rates[True]) / np.median(rates[False]):.2f}")
 
 

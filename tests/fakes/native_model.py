@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.native.library import NUM_OP_KINDS, Batch, Format, Kv, Library, Matrix, Op, Shape
+from paceline.native.library import GROUP, NUM_OP_KINDS, Batch, Format, Kv, Library, Matrix, Op, Shape
+from tests.fakes.packed import Weights, native_matrix, native_packed, quantised
 
 Array = NDArray[np.float64]
 EPS = 1e-5
@@ -23,7 +24,7 @@ class Spec:
     intermediate: int = 160
     num_heads: int = 4
     num_kv_heads: int = 2
-    head_dim: int = 64
+    head_dim: int = 32
     vocab: int = 101
     has_bias: bool = False
     has_head_norm: bool = False
@@ -31,41 +32,21 @@ class Spec:
     format: Format = Format.W4
 
 
-def aligned(num_bytes: int) -> NDArray[np.uint8]:
-    """Zeros at a multiple of 64 bytes."""
-    memory = np.zeros(num_bytes + 64, np.uint8)
-    offset = -memory.ctypes.data % 64
-    return memory[offset : offset + num_bytes]
-
-
-@dataclass(slots=True)
 class PackedMatrix:
-    """`dense` `[rows, k]` is what the packed weights mean."""
+    """Random packed weights; `dense` `[rows, k]` is what they mean, of about unit gain."""
 
-    dense: Array
-    packed: NDArray[np.uint8]
-    bias: NDArray[np.float32] | None
-    matrix: Matrix
+    def __init__(self, library: Library, rng: np.random.Generator, rows: int, k: int, format: Format, has_bias: bool = False) -> None:
+        low, high, middle = (0, 16, 7.5) if format == Format.W4 else (-127, 128, 0)
+        scales = (1.7 / k**0.5 / high * rng.uniform(1.0, 3.0, (rows, k // GROUP))).astype(np.float16)
+        minima = (-middle * scales.astype(np.float64) * rng.uniform(0.9, 1.1, scales.shape)).astype(np.float16)
+        bias = rng.normal(0, 0.3, rows).astype(np.float32) if has_bias else None
+        self.weights = Weights(format, rng.integers(low, high, (rows, k), dtype=np.int32), scales, minima, bias)
+        self.packed = native_packed(library, self.weights)
+        self.matrix = native_matrix(self.weights, self.packed)
 
-
-def random_matrix(library: Library, rng: np.random.Generator, rows: int, k: int, format: Format, has_bias: bool = False) -> PackedMatrix:
-    size = 1.7 / k**0.5
-    if format == Format.W4:
-        elements = rng.integers(0, 16, (rows, k), np.uint8)
-        scales = (size / 8 * rng.uniform(0.5, 1.5, (rows, k // 32))).astype(np.float16)
-        minima = (-7.5 * scales.astype(np.float64) * rng.uniform(0.9, 1.1, scales.shape)).astype(np.float16)
-    else:
-        elements = rng.integers(-127, 128, (rows, k), np.int8)
-        scales = (size / 127 * rng.uniform(0.5, 1.5, (rows, k // 32))).astype(np.float16)
-        minima = None
-    dense = elements.astype(np.float64) * np.repeat(scales.astype(np.float64), 32, 1)
-    if minima is not None:
-        dense += np.repeat(minima.astype(np.float64), 32, 1)
-    packed = aligned(library.packed_bytes(format, rows, k))
-    library.pack(format, rows, k, elements.ctypes.data, scales.ctypes.data, 0 if minima is None else minima.ctypes.data, packed.ctypes.data)
-    bias = rng.normal(0, 0.3, rows).astype(np.float32) if has_bias else None
-    matrix = Matrix(packed.ctypes.data, None if bias is None else bias.ctypes.data, rows, k, format, 0)
-    return PackedMatrix(dense, packed, bias, matrix)
+    @property
+    def dense(self) -> Array:
+        return self.weights.values().astype(np.float64)
 
 
 def _gain(rng: np.random.Generator, n: int) -> NDArray[np.float32]:
@@ -86,14 +67,16 @@ class Layer:
 
 
 class Model:
-    """Weights and the compiled program."""
+    """Weights, made by `matrix`, and the compiled program."""
 
-    def __init__(self, library: Library, spec: Spec, seed: int = 0, max_tokens: int = 600) -> None:
+    def __init__(
+        self, library: Library, spec: Spec, seed: int = 0, max_tokens: int = 600, matrix: type[PackedMatrix] = PackedMatrix
+    ) -> None:
         self.library, self.spec = library, spec
         rng = np.random.default_rng(seed)
 
         def make(rows: int, k: int, has_bias: bool = False) -> PackedMatrix:
-            return random_matrix(library, rng, rows, k, spec.format, has_bias)
+            return matrix(library, rng, rows, k, spec.format, has_bias)
 
         heads_width = spec.num_heads * spec.head_dim
         qkv_rows = heads_width + 2 * spec.num_kv_heads * spec.head_dim
@@ -187,17 +170,10 @@ def run(model: Model, pool: int, rows: Sequence[Row], kv: NDArray[np.float16], p
     return result
 
 
-def _quantised(x: Array) -> Array:
-    """What rows `[T, k]` are after quantisation in groups of 32."""
-    groups = x.astype(np.float32).reshape(x.shape[0], -1, 32)
-    scale = np.abs(groups).max(-1, keepdims=True) / np.float32(127)
-    q = np.rint(groups / np.where(scale > 0, scale, np.float32(1)))
-    return (q.astype(np.float64) * scale).reshape(x.shape)
-
-
-def _product(x: Array, weights: PackedMatrix) -> Array:
-    y = _quantised(x) @ weights.dense.T
-    return y if weights.bias is None else y + weights.bias
+def _product(x: Array, matrix: PackedMatrix) -> Array:
+    q, step, _ = quantised(x.astype(np.float32))
+    y = (q.astype(np.float64) * np.repeat(step.astype(np.float64), GROUP, 1)) @ matrix.dense.T
+    return y if matrix.weights.bias is None else y + matrix.weights.bias
 
 
 def _normed(x: Array, gain: NDArray[np.float32]) -> Array:
