@@ -33,6 +33,7 @@ from paceline.speculative.drafters.none import NoDrafter
 RESULTS = Path(__file__).parent / "results" / "guard-cpu.jsonl"
 TEXT = Path(__file__).parent / "prompts" / "prose.txt"
 SMOLLM2 = "smollm2-135m-instruct"
+PROMPT_TOKENS = 32
 NUM_TOKENS = 64
 DELAY_S = 0.02
 LEAST_RATIO = 0.97
@@ -115,9 +116,9 @@ def _twin(llm: LLM, drafter: type[Drafter]) -> LLM:
 
 
 def _windows(llm: LLM) -> Iterator[tuple[int, ...]]:
-    """Prompts of 128 tokens that share no page."""
+    """Prompts that differ, short ones: decoding is what is compared."""
     text = llm.encode(TEXT.read_text())
-    return itertools.cycle(text[start : start + 128] for start in range(0, len(text) - 128, 7))
+    return itertools.cycle(text[start : start + PROMPT_TOKENS] for start in range(0, len(text) - PROMPT_TOKENS, 7))
 
 
 def main() -> None:
