@@ -72,8 +72,8 @@ def within_vocabulary(proposal: DraftProposal, vocab_size: int) -> DraftProposal
     if proposal.token_ids.numel() == 0:
         return proposal
     token_ids = proposal.token_ids
-    is_token = (token_ids >= 0) & (token_ids < vocab_size)
-    if bool(is_token.all()):
+    if all(0 <= token_id < vocab_size for row in host_int_rows(token_ids) for token_id in row):
         return proposal
+    is_token = (token_ids >= 0) & (token_ids < vocab_size)
     lens = torch.minimum(proposal.lens, is_token.to(torch.int32).cumprod(1).sum(1).to(torch.int32))
     return DraftProposal(torch.where(is_token, token_ids, 0), lens, proposal.probs)
