@@ -4,22 +4,29 @@ It runs real steps on slots of its own: pages are free and their content does no
 """
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 
 from paceline.config import EngineConfig
-from paceline.core.facts import DrafterCost, EngineFacts, StepCosts, TargetCost
+from paceline.core.facts import EngineFacts
 from paceline.core.outcome import StepOutcome
 from paceline.core.plan import Admission, Span, SpanKind, StepPlan
 from paceline.core.request import SamplingParams
 from paceline.executor.cost_cache import CostCache, cost_key
 from paceline.executor.executor import Executor
+from paceline.executor.step_kinds import Kind, Measured, Measurement
 
 BUDGET_S = 2.0
-_NUM_REPEATS = 2
-_NUM_WARM_STEPS = 3  # the runner compiles in its first passes
+MAX_ROUNDS = 2
+"""Starts that measure what earlier ones had no time for; what is missing then is learned from live steps alone."""
+_MIN_STEPS = 2
+_MAX_STEPS = 3
+_MAX_FIRST_STEPS = 5  # of the first kind: the runner compiles in its first passes
+_STEADY = 1.1  # two steps in a row whose times differ by a smaller factor: more of them would tell nothing new
+_CHANGED = 1.2  # a plain step that differs from the known one by a larger factor: one of them was taken on a busy machine
+_MAX_CHECKED_MS = 200.0  # slower plain steps are not checked at each start, for which somebody waits
 _CONTEXT = 64
 _LONG_CONTEXT = 1024
 _TOKEN = 1  # repeated: prompt lookup always finds the text to go on as it did
@@ -28,73 +35,104 @@ RunStep = Callable[[StepPlan], StepOutcome]
 """Runs a step on slots that are new each time."""
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """A kind of decode step: drafts are per row."""
-
-    num_rows: int
-    num_drafts: int
-    num_context_tokens: int = _CONTEXT
-
-    @property
-    def num_tokens(self) -> int:
-        return self.num_rows * (self.num_drafts + 1)
-
-
 def grid(max_drafts: int) -> list[Kind]:
-    """What to measure, the most telling kinds first: time may not suffice for all."""
+    """What to measure, the most telling kinds first, a plain step of one row before all: time may not suffice for all."""
     lengths = sorted({min(length, max_drafts) for length in (1, 2, 3, 5, max_drafts)})
-    kinds = [Kind(1, 0), *(Kind(1, length) for length in lengths), Kind(8, 0), Kind(1, 0, _LONG_CONTEXT)]
-    return [*kinds, Kind(8, 1), Kind(4, min(3, max_drafts)), Kind(16, 0), Kind(8, min(3, max_drafts)), Kind(16, min(3, max_drafts))]
+    single = [Kind(1, 0, _CONTEXT), *(Kind(1, length, _CONTEXT) for length in lengths)]
+    longest = min(3, max_drafts)
+    batches = [Kind(8, 1, _CONTEXT), Kind(8, longest, _CONTEXT), Kind(16, longest, _CONTEXT), Kind(16, 0, _CONTEXT)]
+    return list(dict.fromkeys((*single, Kind(8, 0, _CONTEXT), Kind(1, 0, _LONG_CONTEXT), *batches)))
 
 
 def with_step_costs(config: EngineConfig, executor: Executor, facts: EngineFacts) -> EngineFacts:
-    """`facts` with what steps cost: from the cache on disk, or measured in about BUDGET_S and put there.
+    """`facts` with what steps cost: from the cache on disk, where what is missing is measured in about BUDGET_S and put there.
 
     Unchanged where nothing depends on it: without a drafter, without the guard, or if the configuration says so.
     """
     if facts.drafter == "none" or config.speculation != "auto" or not config.measure_steps:
         return facts
     cache = CostCache(cost_key(config, facts, torch.__version__, torch.get_num_threads()))
-    costs = cache.read()
-    if costs is None:
-        costs, is_complete = measure(facts, config.max_batch_size, executor.run_apart)
-        if is_complete:  # a machine that is busy now may be quiet at the next start
-            cache.write(costs)
-    return replace(facts, step_costs=costs)
+    known = cache.read()
+    measured = measure(facts, config.max_batch_size, executor.run_apart, known)
+    if measured != known:
+        cache.write(measured)
+    return replace(facts, step_costs=measured.costs())
 
 
 def measure(
-    facts: EngineFacts, max_batch_size: int, run: RunStep, clock: Callable[[], float] = time.perf_counter
-) -> tuple[StepCosts, bool]:
-    """Step times by kind, each the best of a few, and whether there was time for all kinds within the engine's limits.
+    facts: EngineFacts, max_batch_size: int, run: RunStep, known: Measured | None = None, clock: Callable[[], float] = time.perf_counter
+) -> Measured:
+    """`known`, with what it lacks of the grid within the engine's limits. What would not be done before BUDGET_S is left out.
 
-    What would not be done before BUDGET_S is left out.
+    At most MAX_ROUNDS starts add to what is known. A plain step then shows whether it holds. Where the machine has become faster, it
+    was busy, and all is measured anew. Where it has become slower, it is busy now, and what it takes now is not added.
     """
-    target: list[TargetCost] = []
-    drafter: list[DrafterCost] = []
-    started_s = clock()
     kinds = [kind for kind in grid(facts.max_draft_length) if _fits(kind, facts, max_batch_size)]
-    for _ in range(_NUM_WARM_STEPS if kinds else 0):
-        _run_kind(kinds[0], facts, run, 1)
-        if clock() - started_s > BUDGET_S / 4:
-            break
-    ms_per_token, num_left_out = 0.0, 0
-    for kind in kinds:
-        left_ms = (BUDGET_S - (clock() - started_s)) * 1e3
-        if ms_per_token * kind.num_tokens * (_NUM_REPEATS + 1) > left_ms:
-            num_left_out += 1
-            continue
-        outcomes = _run_kind(kind, facts, run, _NUM_REPEATS + 1)[1:]
+    if not kinds:
+        return Measured()
+    end_s = clock() + BUDGET_S
+    before = None if known is None else known.find(kinds[0])
+    if known is None or before is None:
+        return _one_round(kinds, Measured(), _Steps(facts, run, clock, end_s))
+    is_due = known.num_rounds < MAX_ROUNDS and bool(known.missing(kinds))
+    if not is_due and before.target_ms > _MAX_CHECKED_MS:
+        return known
+    steps = _Steps(facts, run, clock, end_s)
+    plain = steps.measure(kinds[0], _MAX_FIRST_STEPS)
+    if plain.target_ms * _CHANGED < before.target_ms:
+        return _one_round(kinds, Measured((plain,)), steps)
+    if not is_due or plain.target_ms > before.target_ms * _CHANGED:
+        return known
+    return _one_round(kinds, known, steps)
+
+
+def _one_round(kinds: Sequence[Kind], known: Measured, steps: "_Steps") -> Measured:
+    """`known`, with those of `kinds` that it lacks and that there is time for."""
+    done = list(known.measurements)
+    for kind in known.missing(kinds):
+        if not done:
+            done.append(steps.measure(kind, _MAX_FIRST_STEPS))
+        elif _MIN_STEPS * _expected_ms(kind, done) <= steps.left_ms():
+            done.append(steps.measure(kind, _MAX_STEPS))
+    return Measured(tuple(done), known.num_rounds + 1)
+
+
+def _expected_ms(kind: Kind, done: Sequence[Measurement]) -> float:
+    """At most about what a step takes: as long per token as the largest one that has no more tokens, for more take less time each."""
+    fewer = [measurement for measurement in done if measurement.num_tokens <= kind.num_tokens] or done
+    nearest = max(fewer, key=lambda measurement: measurement.num_tokens)
+    return (nearest.target_ms + nearest.drafter_ms) / nearest.num_tokens * kind.num_tokens
+
+
+class _Steps:
+    """Runs steps to measure them, until `end_s` by `clock`."""
+
+    def __init__(self, facts: EngineFacts, run: RunStep, clock: Callable[[], float], end_s: float) -> None:
+        self._facts = facts
+        self._run = run
+        self._clock = clock
+        self._end_s = end_s
+
+    def left_ms(self) -> float:
+        return (self._end_s - self._clock()) * 1e3
+
+    def measure(self, kind: Kind, max_steps: int) -> Measurement:
+        """The best of a few steps of a kind: what comes in between, compiling above all, only adds.
+
+        It is the same step again and again: where the text goes on as the model likes, prompt lookup would find no drafts.
+        """
+        plan = _plan(kind, self._facts)
+        outcomes = [self._run(plan) for _ in range(_MIN_STEPS)]
+        while len(outcomes) < max_steps and not _is_steady(outcomes) and outcomes[-1].stats.total_ms <= self.left_ms():
+            outcomes.append(self._run(plan))
         num_tokens = outcomes[-1].stats.num_tokens
         target_ms = min(outcome.stats.total_ms - outcome.stats.propose_ms for outcome in outcomes)
-        propose_ms = min(outcome.stats.propose_ms for outcome in outcomes)
-        ms_per_token = (target_ms + propose_ms) / num_tokens  # more tokens take less time each
-        target.append(TargetCost(kind.num_rows, num_tokens, kind.num_context_tokens, target_ms))
-        num_drafts = num_tokens // kind.num_rows - 1
-        if num_drafts:
-            drafter.append(DrafterCost(kind.num_rows, num_drafts, propose_ms))
-    return StepCosts(tuple(target), tuple(drafter)), num_left_out == 0
+        return Measurement(kind, num_tokens, target_ms, min(outcome.stats.propose_ms for outcome in outcomes))
+
+
+def _is_steady(outcomes: Sequence[StepOutcome]) -> bool:
+    low, high = sorted(outcome.stats.total_ms for outcome in outcomes[-2:])
+    return high <= low * _STEADY
 
 
 def _fits(kind: Kind, facts: EngineFacts, max_batch_size: int) -> bool:
@@ -106,12 +144,6 @@ def _fits(kind: Kind, facts: EngineFacts, max_batch_size: int) -> bool:
 def _num_covered_tokens(kind: Kind) -> int:
     """What one row may come to have."""
     return kind.num_context_tokens + kind.num_drafts + 1
-
-
-def _run_kind(kind: Kind, facts: EngineFacts, run: RunStep, num_steps: int) -> list[StepOutcome]:
-    """The same step again and again: where the text goes on as the model likes, prompt lookup would find no drafts."""
-    plan = _plan(kind, facts)
-    return [run(plan) for _ in range(num_steps)]
 
 
 def _plan(kind: Kind, facts: EngineFacts) -> StepPlan:
