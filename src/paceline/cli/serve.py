@@ -1,6 +1,6 @@
 """`paceline serve` and `paceline draft-server`: configuration, port, model, engine, facts, HTTP.
 
-In this order, so that each fault shows as early as it can.
+In this order, so that each fault shows as early as it can. Only the engine's process, whose imports take longest, is begun before all.
 """
 
 import signal
@@ -14,11 +14,14 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 from paceline.cli.facts import choice_lines, facts_lines
 from paceline.cli.progress import ConsoleProgress
 from paceline.config import DraftServerConfig, ServerConfig, settle_draft_server, settle_server
+from paceline.engine.process import EngineProcess
 
 if TYPE_CHECKING:
     from paceline.server.app import Server
 
 C = TypeVar("C", bound=ServerConfig)
+
+_ENDING = {signal.SIGINT, signal.SIGTERM}
 
 
 def serve(
@@ -52,30 +55,32 @@ def _with_model(config: C, model: str | None) -> C:
 
 
 def _run(config: ServerConfig, is_draft_server: bool) -> None:
-    with _signals_held():
-        import uvloop
-
-        from paceline.server.app import Server
-        from paceline.server.draft import DraftServer
-        from paceline.server.run import bind_socket
-        from paceline.weights.resolve import resolve_models
-
     signal.signal(signal.SIGTERM, _exit)  # until the server has its own: what was started is then ended on the way out
-    with bind_socket(config.host, config.port) as listener, ConsoleProgress() as progress:
-        target, draft = resolve_models(config.engine, progress)
-        config = replace(config, served_model_name=config.served_model_name or target.name)
-        folders = (target.path, draft.path if draft else None)
-        uvloop.run(_serve(config, folders, listener, progress, DraftServer if is_draft_server else Server))
+    with EngineProcess() as process:
+        process.spawn(config.engine.threads)
+        with _signals_held():
+            import uvloop
+
+            from paceline.server.app import Server
+            from paceline.server.draft import DraftServer
+            from paceline.server.run import bind_socket
+            from paceline.weights.resolve import resolve_models
+
+        with bind_socket(config.host, config.port) as listener, ConsoleProgress() as progress:
+            target, draft = resolve_models(config.engine, progress)
+            config = replace(config, served_model_name=config.served_model_name or target.name)
+            folders = (target.path, draft.path if draft else None)
+            uvloop.run(_serve(config, folders, listener, progress, DraftServer if is_draft_server else Server, process))
 
 
 @contextmanager
 def _signals_held() -> Generator[None]:
-    """Let Ctrl-C wait for the imports: compiled ones turn an interrupt in their midst into an error of another kind."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    """Let signals wait for the imports: compiled ones turn an interrupt in their midst into an error of another kind."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
 
 
 def _exit(number: int, frame: object) -> NoReturn:
@@ -83,12 +88,17 @@ def _exit(number: int, frame: object) -> NoReturn:
 
 
 async def _serve(
-    config: ServerConfig, folders: tuple[Path, Path | None], listener: socket.socket, progress: ConsoleProgress, kind: "type[Server]"
+    config: ServerConfig,
+    folders: tuple[Path, Path | None],
+    listener: socket.socket,
+    progress: ConsoleProgress,
+    kind: "type[Server]",
+    process: EngineProcess,
 ) -> None:
     from paceline.engine.client import EngineClient
     from paceline.server.run import run_server
 
-    engine = await EngineClient.start(config.engine, *folders, progress)
+    engine = await EngineClient.start(config.engine, *folders, progress, process)
     try:
         progress.close()
         facts = engine.facts

@@ -91,16 +91,24 @@ class EngineClient:
 
     @classmethod
     async def start(
-        cls, config: EngineConfig, folder: Path, draft_folder: Path | None = None, progress: Progress | None = None
+        cls,
+        config: EngineConfig,
+        folder: Path,
+        draft_folder: Path | None = None,
+        progress: Progress | None = None,
+        process: EngineProcess | None = None,
     ) -> "EngineClient":
         """Start an engine on a model folder and wait until it can serve.
 
+        `process`: one that may have been spawned already, with `config.threads`; `close` ends it as it ends an own one.
+
         Raises what the engine raised while loading (BadInputError, MissingError), or EngineDeadError if it ended without a word.
         """
-        client = cls(EngineProcess())
+        client = cls(process or EngineProcess())
         try:
             client._bind()
-            client._process.spawn(config.threads)
+            if not client._process.is_spawned:
+                client._process.spawn(config.threads)
             await client._launch(wire.Launch(config, str(folder), str(draft_folder) if draft_folder else None), progress)
         except BaseException:
             await client.close(grace_s=0.0)

@@ -3,6 +3,7 @@
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,7 @@ from paceline.cli.facts import choice_lines, facts_lines
 from paceline.cli.main import run
 from paceline.config import EngineConfig, ServerConfig
 from paceline.core.facts import Choice, EngineFacts
+from paceline.engine.process import EngineProcess
 
 
 def facts(drafter: str, drafter_page_bytes: int = 0, drafter_weight_bytes: int = 0) -> EngineFacts:
@@ -45,6 +47,22 @@ def test_a_taken_port_says_so_before_the_model_is_looked_for(capsys: pytest.Capt
     message = capsys.readouterr().err
     assert f"port {port}" in message
     assert "taken" in message
+
+
+def test_what_cannot_be_served_leaves_no_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    spawned: list[EngineProcess] = []
+    spawn = EngineProcess.spawn
+
+    def record(process: EngineProcess, threads: int | None) -> None:
+        spawn(process, threads)
+        spawned.append(process)
+
+    monkeypatch.setattr(EngineProcess, "spawn", record)
+    assert run(["serve", "no-such-model", "--port", "0"]) != 0
+    (process,) = spawned
+    assert process.exit_code() is not None
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_bad_setting_says_so_before_the_port_is_taken(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,6 +17,7 @@ from paceline.config import EngineConfig
 from paceline.core.outcome import TokenDelta
 from paceline.core.request import FinishReason, Request, SamplingParams
 from paceline.engine.client import EngineClient, _Inbox
+from paceline.engine.process import EngineProcess
 from paceline.errors import BadInputError, EngineDeadError, MissingError
 from tests.fakes.tiny_models import make_tiny_model
 
@@ -96,6 +97,26 @@ async def test_close_leaves_no_process_and_no_directory(folder: Path) -> None:
     await client.close()
     assert not psutil.pid_exists(pid)
     assert not directory.exists()
+
+
+async def test_a_process_that_was_spawned_before_is_used_and_ended(folder: Path) -> None:
+    with EngineProcess() as process:
+        process.spawn(CONFIG.threads)
+        pid = process.pid
+        client = await EngineClient.start(CONFIG, folder, process=process)
+        assert client.pid == pid
+        assert (await collect(client, request("r", replace(LONG, max_tokens=2))))[-1].finish_reason is FinishReason.LENGTH
+        await client.close()
+        assert not psutil.pid_exists(pid)
+    assert not process.directory.exists()
+
+
+def test_a_process_ends_with_its_block() -> None:
+    with EngineProcess() as process:
+        process.spawn(None)
+        assert process.exit_code() is None
+    assert not psutil.pid_exists(process.pid)
+    assert not process.directory.exists()
 
 
 async def test_a_request_right_after_the_death_does_not_hang(folder: Path) -> None:

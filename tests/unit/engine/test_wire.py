@@ -37,6 +37,18 @@ def test_anything_else_is_refused(frame: bytes) -> None:
         wire.decode_from_engine(frame)
 
 
+def test_an_engine_may_connect_before_the_client_binds(tmp_path: Path) -> None:
+    port, context = wire.EnginePort(str(tmp_path)), zmq.Context[zmq.SyncSocket](1)
+    out = context.socket(zmq.PUSH)
+    out.bind(wire.requests_endpoint(str(tmp_path)))
+    launch = wire.Launch(EngineConfig(), "folder")
+    out.send(wire.encode(launch))
+    assert port.receive_launch(lambda: False) == launch
+    port.close()
+    out.close(linger=0)
+    context.term()
+
+
 def test_the_port_drops_junk_and_keeps_what_is_valid(tmp_path: Path) -> None:
     context = zmq.Context()
     out = context.socket(zmq.PUSH)
