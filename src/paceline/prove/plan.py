@@ -85,6 +85,7 @@ class ServerFacts:
     separates_salts: bool | None = None  # another `cache_salt` was seen to miss what the same one hit
     counters: frozenset[str] = frozenset()  # names of the Prometheus counters that are recorded with each block
     dtype: str | None = None
+    num_gpus: int | None = None  # that it computes on; None on a CPU, and where it does not say
     facts: dict[str, object] = field(default_factory=dict[str, object])  # whatever else it says of itself, for the report's environment
 
 

@@ -62,6 +62,7 @@ class ArmSummary:
     joint_acceptance: tuple[float, ...]
     step_ms: float | None  # t_ar or t_sd: (last chunk - first chunk) / steps between them
     rate_per_s: float = 0.0  # arrival rate of an open loop (concurrency 0); 0 in closed loop
+    output_tps_per_gpu: float | None = None  # output_tps / the server's GPUs; None on a CPU, and where the server does not say how many
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,9 +32,9 @@ def save_result(folder: Path, measurement: Measurement, dataset: Dataset, enviro
         ]
         runs = [run for run in measurement.runs if run.phase == Phase.MEASURE]
         wall_s = sum(run.end_s - run.start_s for run in runs if (run.arm, run.concurrency, run.rate_per_s) == (arm, concurrency, rate))
-        model = measurement.servers[arm].model
+        model, num_gpus = measurement.servers[arm].model, measurement.servers[arm].num_gpus
         name = f"openai-chat-{f'{rate:g}' if rate else 'inf'}qps-concurrency{concurrency}-{Path(model).name}-{arm}"
-        written.append(_write(folder / f"{name}.json", [vllm_result(records, wall_s, model)]))
+        written.append(_write(folder / f"{name}.json", [vllm_result(records, wall_s, model, num_gpus)]))
         place = folder / "speed-bench" / (f"{arm}-rate{rate:g}" if rate else f"{arm}-concurrency{concurrency}")
         for file, lines in speed_bench_files(records, wall_s, dataset, environment).items():
             written.append(_write(place / file, lines))
@@ -56,8 +56,11 @@ def _write(path: Path, lines: Sequence[Json | list[Json]]) -> Path:
     return path
 
 
-def vllm_result(records: Sequence[RequestRecord], wall_s: float, model: str) -> Json:
-    """One point of one arm under the keys of `vllm bench serve --save-result --save-detailed`. `wall_s`: of its blocks together."""
+def vllm_result(records: Sequence[RequestRecord], wall_s: float, model: str, num_gpus: int | None = None) -> Json:
+    """One point of one arm under the keys of `vllm bench serve --save-result --save-detailed`. `wall_s`: of its blocks together.
+
+    With `num_gpus`, those of the server, one key more: output_throughput_per_gpu.
+    """
     whole = [record for record in records if record.error is None and record.chunk_times_s]
     num_in, num_out = sum(one.num_prompt_tokens for one in whole), sum(one.num_output_tokens for one in whole)
     ttfts_s = [record.chunk_times_s[0] - record.sent_s for record in whole]
@@ -94,6 +97,8 @@ def vllm_result(records: Sequence[RequestRecord], wall_s: float, model: str) -> 
         "generated_texts": [record.text for record in records],
         "errors": [record.error or "" for record in records],
     }
+    if num_gpus and (throughput := _rate(num_out, wall_s)) is not None:
+        result["output_throughput_per_gpu"] = throughput / num_gpus
     flat_gaps_s = [gap for gaps in gaps_s for gap in gaps]
     for name, values_s in (("ttft", ttfts_s), ("tpot", tpots_s), ("itl", flat_gaps_s), ("e2el", e2els_s)):
         result |= _milliseconds(name, values_s)

@@ -35,7 +35,10 @@ _REFUSED = (400, 422)
 _PROBE_TOKENS = 24
 # Long enough for a page or two of any prefix cache, and easy to draft for.
 _PROBE = "Repeat these words again and again, exactly as they are:\n" + " ".join(["one two three four five six seven eight nine ten"] * 12)
-_SGLANG_FACTS = ("dtype", "quantization", "kv_cache_dtype", "attention_backend", "tp_size", "version")
+_SGLANG_FACTS = (
+    "dtype", "quantization", "kv_cache_dtype", "attention_backend", "version",
+    "device", "tp_size", "pp_size", "dp_size", "enable_dp_attention",
+)  # fmt: skip
 _EOS_PROBE, _EOS_TOKENS = "Say only the word yes.", 48
 
 
@@ -104,8 +107,25 @@ async def _introduction(client: ChatClient, model: str | None) -> ServerFacts:
         max_model_len=max_model_len if isinstance(max_model_len, int) else None,
         is_lossless=is_lossless if isinstance(is_lossless, bool) else None,
         dtype=None if dtype is None else str(dtype),
+        num_gpus=num_gpus_of(told),
         facts=told,
     )
+
+
+def num_gpus_of(told: Mapping[str, object]) -> int | None:
+    """GPUs that a server computes on: as it says, or as SGLang's parallel sizes multiply. None where neither is told, or on a CPU."""
+    if _positive(told.get("num_gpus")) is not None:
+        return _positive(told["num_gpus"])
+    per_replica = _positive(told.get("tp_size"))
+    if per_replica is None or str(told.get("device", "")).startswith("cpu"):
+        return None
+    # Data-parallel attention shares out the GPUs of the tensor parallel group; plain data parallelism brings its own.
+    num_replicas = 1 if told.get("enable_dp_attention") is True else _positive(told.get("dp_size")) or 1
+    return per_replica * (_positive(told.get("pp_size")) or 1) * num_replicas
+
+
+def _positive(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
 
 async def _more_facts(client: ChatClient) -> dict[str, object]:

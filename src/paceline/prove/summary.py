@@ -1,7 +1,8 @@
 """Raw records -> what each arm did, per category and overall, at each concurrency. For `verdict.py`; ratios are made in `speedup.py`."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from paceline.prove.acceptance_rates import acceptance_length, conditional_acceptance, joint_acceptance
 from paceline.prove.judgement import Objectives
@@ -23,10 +24,16 @@ from paceline.prove.results import OVERALL, ArmSummary, ParetoPoint
 Point = tuple[Arm, int, float]  # arm, concurrency, arrival rate
 
 
-def summarise(records: Iterable[RequestRecord], runs: Iterable[BlockRun], objectives: Objectives) -> tuple[ArmSummary, ...]:
+def summarise(
+    records: Iterable[RequestRecord],
+    runs: Iterable[BlockRun],
+    objectives: Objectives,
+    num_gpus: Mapping[Arm, int | None] | None = None,
+) -> tuple[ArmSummary, ...]:
     """Of each arm at each concurrency (and rate): all categories, then OVERALL. Warm-up is no part of it.
 
     Latencies are over whole answers; cut streams and wrong finish reasons count as errors, and as misses of the objectives.
+    `num_gpus`: of each arm's server, where it is known.
     """
     groups: dict[Point, dict[str, list[RequestRecord]]] = defaultdict(lambda: defaultdict(list))
     for record in records:
@@ -35,11 +42,12 @@ def summarise(records: Iterable[RequestRecord], runs: Iterable[BlockRun], object
             group[record.category].append(record)
             group[OVERALL].append(record)
     walls = _wall_seconds(groups, runs)
-    return tuple(
+    summaries = (
         _summary(point, category, groups[point][category], objectives, walls.get(point) if category == OVERALL else None)
         for point in sorted(groups, key=lambda point: (point[1], point[2], point[0].value))
         for category in sorted(groups[point], key=lambda category: (category == OVERALL, category))
     )
+    return tuple(_per_gpu(summary, (num_gpus or {}).get(summary.arm)) for summary in summaries)
 
 
 def pareto_points(arms: Iterable[ArmSummary]) -> tuple[ParetoPoint, ...]:
@@ -123,6 +131,12 @@ def _summary(point: Point, category: str, records: Sequence[RequestRecord], obje
         step_ms=step_ms(whole),
         rate_per_s=rate_per_s,
     )
+
+
+def _per_gpu(summary: ArmSummary, num_gpus: int | None) -> ArmSummary:
+    if not num_gpus or summary.output_tps is None:
+        return summary
+    return replace(summary, output_tps_per_gpu=summary.output_tps / num_gpus)
 
 
 def _meets(record: RequestRecord, objectives: Objectives) -> bool:

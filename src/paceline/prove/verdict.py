@@ -30,7 +30,8 @@ def judge(measurement: Measurement, criteria: Criteria | None, options: JudgeOpt
     """Everything of a proof that follows from what was measured; the same input gives the same judgement."""
     comparisons = compare(measurement.records, measurement.runs)
     analysis = analyse(comparisons, options.num_resamples, options.seed)
-    arms = summarise(measurement.records, measurement.runs, options.objectives)
+    num_gpus = {arm: facts.num_gpus for arm, facts in measurement.servers.items()}
+    arms = summarise(measurement.records, measurement.runs, options.objectives, num_gpus)
     model = measurement.servers[Arm.SPECULATIVE].model if Arm.SPECULATIVE in measurement.servers else "the model"
     evidence = Evidence(arms, analysis.speedup, measurement.records, model, options)
     held = () if criteria is None else evaluate(criteria, evidence)

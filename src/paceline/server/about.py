@@ -31,6 +31,8 @@ def model_facts(facts: EngineFacts, config: EngineConfig, folder: Path) -> dict[
         "model_sha256": None if manifest is None else manifest.sha256,
         "draft_sha256": draft_sha256 if facts.drafter == _DRAFT_MODEL else None,
     }
+    if facts.device.startswith("cuda"):
+        told["num_gpus"] = 1  # a server computes on one device
     return told | {name: value for name, value in known.items() if value is not None}
 
 

@@ -52,6 +52,16 @@ def test_vllms_keys_hold_what_was_measured() -> None:
     assert not any(key.startswith("spec_decode") for key in vllm_result(records(Arm.BASELINE), 50.0, "toy"))
 
 
+def test_throughput_per_gpu_is_one_key_more(tmp_path: Path) -> None:
+    result = vllm_result(records(Arm.SPECULATIVE), 50.0, "toy", num_gpus=2)
+    assert result["output_throughput_per_gpu"] == pytest.approx(result["output_throughput"] / 2)
+    assert "output_throughput_per_gpu" not in vllm_result(records(Arm.SPECULATIVE), 50.0, "toy")
+    servers = {arm: replace(facts, num_gpus=2) for arm, facts in MEASUREMENT.servers.items()}
+    save_result(tmp_path, replace(MEASUREMENT, servers=servers), DATASET, {})
+    written = json.loads((tmp_path / "openai-chat-infqps-concurrency1-toy-baseline.json").read_text())
+    assert written["output_throughput_per_gpu"] == pytest.approx(written["output_throughput"] / 2)
+
+
 def test_an_answer_that_failed_counts_as_failed_and_in_no_time() -> None:
     found = records(Arm.BASELINE)
     broken = replace(found[0], error="cut", chunk_times_s=(found[0].sent_s + 99.0,), num_output_tokens=5)

@@ -6,7 +6,7 @@ from paceline.errors import BadInputError, MissingError
 from paceline.prove.client import ChatClient
 from paceline.prove.counters import Meter
 from paceline.prove.plan import ServerFacts
-from paceline.prove.server import CHUNK_USAGE, examine, request_fields
+from paceline.prove.server import CHUNK_USAGE, examine, num_gpus_of, request_fields
 from tests.fakes.mock_openai import MODEL, Behaviour, MockOpenAi
 
 
@@ -46,6 +46,25 @@ async def test_a_server_that_refuses_what_it_does_not_know_is_asked_for_less() -
     assert facts.optional_fields == {CHUNK_USAGE}
     assert (facts.kind, facts.honours_draft_length, facts.separates_salts) == ("strict corp", False, False)
     assert request_fields(facts, {"max_draft_length": 0, "cache_salt": "x"}) == ({}, {CHUNK_USAGE: True})
+
+
+@pytest.mark.parametrize(
+    ("told", "num_gpus"),
+    [
+        ({}, None),
+        ({"num_gpus": 4}, 4),
+        ({"num_gpus": 0}, None),
+        ({"num_gpus": True}, None),
+        ({"num_gpus": "4"}, None),
+        ({"tp_size": 2}, 2),
+        ({"tp_size": 2, "pp_size": 3, "dp_size": 2}, 12),
+        ({"tp_size": 8, "dp_size": 8, "enable_dp_attention": True}, 8),
+        ({"tp_size": 1, "device": "cpu"}, None),
+        ({"tp_size": 1, "device": "cuda"}, 1),
+    ],
+)
+def test_gpus_are_counted_only_where_they_are_told(told: dict[str, object], num_gpus: int | None) -> None:
+    assert num_gpus_of(told) == num_gpus
 
 
 async def test_ways_to_count_tokens() -> None:

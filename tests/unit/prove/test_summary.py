@@ -77,6 +77,17 @@ def test_errors_are_counted_and_miss_the_objectives_but_have_no_latency() -> Non
     assert overall.output_tps == pytest.approx(2.0)
 
 
+def test_throughput_per_gpu_is_there_only_where_gpus_are_known() -> None:
+    measurement = SERVER.measure(("qa",), 32)
+    arms = summarise(measurement.records, measurement.runs, Objectives(), {Arm.BASELINE: None, Arm.SPECULATIVE: 4})
+    by_arm = {one.arm: one for one in arms if one.category == OVERALL}
+    fast = by_arm[Arm.SPECULATIVE]
+    assert fast.output_tps is not None
+    assert fast.output_tps_per_gpu == pytest.approx(fast.output_tps / 4)
+    assert by_arm[Arm.BASELINE].output_tps_per_gpu is None
+    assert all(one.output_tps_per_gpu is None for one in summarise(measurement.records, measurement.runs, Objectives()))
+
+
 def test_pareto_has_a_point_per_arm_and_concurrency() -> None:
     measurement = SERVER.measure(("qa",), 32, concurrencies=(1, 4))
     points = pareto_points(summarise(measurement.records, measurement.runs, Objectives()))

@@ -23,6 +23,11 @@ def test_a_model_of_the_cache_has_the_hash_of_its_file(tmp_path: Path) -> None:
     assert told["torch"] == version("torch")
 
 
+def test_gpus_are_told_where_there_are_some(tmp_path: Path) -> None:
+    assert model_facts(replace(FACTS, device="cuda"), EngineConfig(), tmp_path)["num_gpus"] == 1
+    assert "num_gpus" not in model_facts(replace(FACTS, device="cpu"), EngineConfig(), tmp_path)
+
+
 def test_only_a_drafter_with_weights_has_a_hash(tmp_path: Path) -> None:
     config = EngineConfig(draft=CATALOG[1].name)
     assert model_facts(replace(FACTS, drafter="draft_model"), config, tmp_path)["draft_sha256"] == CATALOG[1].sha256

@@ -37,6 +37,7 @@ _MEASURES = (
     _Measure("whole answer, median (ms)", lambda arm: arm.e2e_ms and arm.e2e_ms.p50, True),
     _Measure("speed of one answer (tokens/s)", lambda arm: arm.user_tps, False),
     _Measure("throughput (tokens/s)", lambda arm: arm.output_tps, False),
+    _Measure("throughput per GPU (tokens/s)", lambda arm: arm.output_tps_per_gpu, False),
     _Measure("throughput (requests/s)", lambda arm: arm.requests_per_s, False),
 )
 

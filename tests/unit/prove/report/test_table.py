@@ -27,6 +27,13 @@ def test_it_ends_with_the_verdict_and_its_reasons() -> None:
         assert words in text
 
 
+def test_throughput_per_gpu_has_a_line_only_where_it_is_known() -> None:
+    proof = made_proof()
+    assert "per GPU" not in printed(proof)
+    arms = tuple(replace(arm, output_tps_per_gpu=12345.0) for arm in proof.arms)
+    assert "throughput per GPU (tokens/s)" in printed(replace(proof, arms=arms))
+
+
 @pytest.mark.parametrize("verdict", list(Verdict))
 def test_each_verdict_without_any_figure(verdict: Verdict) -> None:
     assert f"{verdict.value}: " in printed(Proof(verdict, (), {}, (), (), (), None, ()))
