@@ -14,7 +14,7 @@ import numpy as np
 from aiohttp import web
 from numpy.typing import NDArray
 
-from paceline.prove.certificate.server import Server
+from paceline.prove.certificate.server import Line, Server
 
 WORDS = (" red", " blue", " green", " black", " white")
 VOCABULARY = (*WORDS, ",", "Colours:", "blue", *map(chr, range(32, 127)), "\n")
@@ -213,7 +213,9 @@ class InProcess(Server):
     """The certificate's client of a toy, without a socket."""
 
     def __init__(self, toy: ToyCompletions, fields: dict[str, object] | None = None) -> None:
-        self._toy, self._fields, self.model, self._gate = toy, fields or {}, "toy", contextlib.nullcontext()  # type: ignore[assignment]
+        line = Line(None, contextlib.nullcontext(), lambda _: None)  # type: ignore[arg-type]
+        super().__init__(line, "", "toy", fields or {})
+        self._toy = toy
 
     def asking(self, fields: Any) -> "InProcess":
         return InProcess(self._toy, {**self._fields, **fields})

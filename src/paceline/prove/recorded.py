@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast
 import msgspec
 
 from paceline.errors import BadInputError
+from paceline.prove.certificate.server import Exchange
 from paceline.prove.datasets.prompt import Dataset, Prompt
 from paceline.prove.journal import Journal, JournalContents, read_journal
 from paceline.prove.judgement import Objectives
@@ -45,6 +46,11 @@ def note_before(journal: Journal, dataset: Dataset, is_quick: bool, criteria: st
 
 def note_certificate(journal: Journal, certificate: Certificate) -> None:
     journal.add_note(certificate=certificate)
+
+
+def note_exchange(journal: Journal, exchange: Exchange) -> None:
+    """One completion of the certificate: kept for whoever doubts it, read by nobody here."""
+    journal.add_note(certificate_request=exchange)
 
 
 def note_environment(journal: Journal, environment: Mapping[str, object]) -> None:

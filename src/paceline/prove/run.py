@@ -17,6 +17,7 @@ import msgspec
 from paceline.errors import BadInputError
 from paceline.prove import utilisation
 from paceline.prove.certificate.certify import certify
+from paceline.prove.certificate.server import Keep
 from paceline.prove.criteria import Criteria, load_criteria
 from paceline.prove.datasets import subset
 from paceline.prove.datasets.load import load
@@ -28,7 +29,7 @@ from paceline.prove.measure import measure
 from paceline.prove.options import ProveConfig, certify_options_of, num_prompts_of, objectives_of, plan_of
 from paceline.prove.plan import Measurement, Plan, Progress
 from paceline.prove.record import Arm, Phase
-from paceline.prove.recorded import note_before, note_certificate, note_environment, read_recorded
+from paceline.prove.recorded import note_before, note_certificate, note_environment, note_exchange, read_recorded
 from paceline.prove.results import Certificate, Criterion, Proof, Verdict
 from paceline.prove.soak_process import listening_pid
 from paceline.prove.verdict import judge
@@ -109,7 +110,7 @@ async def prove(job: Job, tell: Tell) -> Outcome:
             measurement = await measure(plan, journal, show)
         certificate = None
         if (config.certify or config.quick) and measurement.is_complete:
-            certificate = await _certificate(job, tell)
+            certificate = await _certificate(job, tell, partial(note_exchange, journal))
             if certificate is None:
                 measurement = replace(measurement, warnings=(*measurement.warnings, "the certificate was stopped before its end"))
         told = environment(plan, measurement, job.command)
@@ -176,7 +177,7 @@ async def _certified_url(job: Job) -> AsyncGenerator[str]:
     await asyncio.to_thread(server.__exit__, None, None, None)
 
 
-async def _certificate(job: Job, tell: Tell) -> Certificate | None:
+async def _certificate(job: Job, tell: Tell, keep: Keep) -> Certificate | None:
     """None if it was cancelled before its end."""
 
     def show(stage: str, num_done: int, num_total: int) -> None:
@@ -184,7 +185,7 @@ async def _certificate(job: Job, tell: Tell) -> Certificate | None:
 
     try:
         async with _certified_url(job) as url:
-            return await certify(url, job.dataset.prompts, certify_options_of(job.config), show)
+            return await certify(url, job.dataset.prompts, certify_options_of(job.config), show, keep)
     except asyncio.CancelledError:
         task = asyncio.current_task()
         if task is not None:

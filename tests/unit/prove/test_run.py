@@ -11,6 +11,7 @@ import pytest
 
 from paceline.errors import BadInputError, MissingError
 from paceline.prove import run as run_module
+from paceline.prove.certificate.server import Exchange
 from paceline.prove.judgement import Objectives
 from paceline.prove.options import ProveConfig
 from paceline.prove.record import Arm, Phase
@@ -29,6 +30,10 @@ def job(url: str, records: Path, config: ProveConfig = CONFIG) -> Job:
 
 
 def silent(stage: str, num_done: int, num_total: int, seconds_left: float | None) -> None:
+    pass
+
+
+def dropped(exchange: Exchange) -> None:
     pass
 
 
@@ -212,7 +217,7 @@ class Start:
 
 async def test_a_proof_can_be_stopped_while_the_certificates_server_starts() -> None:
     start = Start("http://127.0.0.1:9", is_ready=False)
-    certifying = asyncio.create_task(run_module._certificate(replace(job("u", Path("x")), drafting_server=start), silent))
+    certifying = asyncio.create_task(run_module._certificate(replace(job("u", Path("x")), drafting_server=start), silent, dropped))
     while not start.events:  # noqa: ASYNC110 - it has no event to wait for
         await asyncio.sleep(0.001)
     certifying.cancel()
@@ -233,7 +238,7 @@ async def test_the_certificates_server_is_ended_in_any_case(monkeypatch: pytest.
 
     monkeypatch.setattr(run_module, "certify", certify)
     start = Start("http://127.0.0.1:9", is_ready=True)
-    found = await run_module._certificate(replace(job("u", Path("x")), drafting_server=start), silent)
+    found = await run_module._certificate(replace(job("u", Path("x")), drafting_server=start), silent, dropped)
     assert asked == ["http://127.0.0.1:9"]
     assert found == (None if is_cancelled else certificate)
     assert start.events == ["start", *(["cancelled"] if is_cancelled else []), "end"]

@@ -13,7 +13,7 @@ from paceline.prove.certificate.findings import absences, broken_laws, broken_to
 from paceline.prove.certificate.identity import Arms, Comparison, Question, compare, salt
 from paceline.prove.certificate.law_tests import LawReport, LawTests
 from paceline.prove.certificate.options import CertifyOptions, ShowProgress
-from paceline.prove.certificate.server import Server, first_model, root_url
+from paceline.prove.certificate.server import Exchange, Keep, Line, Server, first_model, root_url
 from paceline.prove.datasets.prompt import Prompt as Conversation
 from paceline.prove.results import Certificate, LawTest
 
@@ -26,6 +26,10 @@ def _silent(stage: str, num_done: int, num_total: int) -> None:
     del stage, num_done, num_total
 
 
+def _keep_nothing(exchange: Exchange) -> None:
+    del exchange
+
+
 @dataclass(frozen=True, slots=True)
 class _Offer:
     """What the server was found to offer."""
@@ -36,18 +40,24 @@ class _Offer:
 
 
 async def certify(
-    base_url: str, prompts: Sequence[Conversation], options: CertifyOptions | None = None, show: ShowProgress = _silent
+    base_url: str,
+    prompts: Sequence[Conversation],
+    options: CertifyOptions | None = None,
+    show: ShowProgress = _silent,
+    keep: Keep = _keep_nothing,
 ) -> Certificate:
     """The certificate of the server at `base_url`. Raises MissingError if no server answers there.
 
     A server without `max_draft_length` is compared with itself at one token a request, or with `options.baseline_url`.
+    Every completion goes to `keep`.
     """
     options = options or CertifyOptions()
     headers = {} if options.api_key is None else {"authorization": f"Bearer {options.api_key}"}
     timeout = aiohttp.ClientTimeout(total=options.timeout_s)
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(headers=headers, timeout=timeout, connector=connector) as session:
-        offer = await _offer(session, root_url(base_url), options)
+        line = Line(session, asyncio.Semaphore(options.concurrency), keep)
+        offer = await _offer(line, root_url(base_url), options)
         questions = await _questions(offer, prompts, options)
         greedy = await compare("greedy", offer.arms, questions, options, show)
         seeded = Comparison()
@@ -59,19 +69,18 @@ async def certify(
     return _certificate(offer, greedy, seeded, laws, options)
 
 
-async def _offer(session: aiohttp.ClientSession, url: str, options: CertifyOptions) -> _Offer:
-    gate = asyncio.Semaphore(options.concurrency)
-    model = options.model or await first_model(session, url)
+async def _offer(line: Line, url: str, options: CertifyOptions) -> _Offer:
+    model = options.model or await first_model(line.session, url)
     always: dict[str, object] = {"return_token_ids": True, "stream": False}
-    server = Server(session, url, model, gate, always | {"cache_salt": salt("speculative", options.seed)})
+    server = Server(line, url, model, always | {"cache_salt": salt("speculative", options.seed)})
     salted = {"cache_salt": salt("plain", options.seed)}
     token_ids = await server.tokenize(list_text(options.seed))
     plain: Server | None = None
     how_plain = "one token a request"
     if options.baseline_url is not None:
         baseline_url = root_url(options.baseline_url)
-        baseline_model = options.model or await first_model(session, baseline_url)
-        plain = Server(session, baseline_url, baseline_model, gate, always | salted)
+        baseline_model = options.model or await first_model(line.session, baseline_url)
+        plain = Server(line, baseline_url, baseline_model, always | salted)
         how_plain = f"the server at {baseline_url}"
     else:
         without = server.asking({"max_draft_length": 0, **salted})

@@ -5,7 +5,8 @@ OpenAI's fields, vLLM's `return_token_ids`, and the tokenizing routes of vLLM, S
 
 import asyncio
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import cast
 
@@ -32,27 +33,50 @@ class Answer:
     is_refusal: bool = False  # the request is at fault, says the server
 
 
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One completion that was asked for, as the raw records keep it."""
+
+    url: str
+    body: Fields
+    sent_s: float  # as the answers' times, by the measuring process's monotonic clock
+    end_s: float
+    answer: Answer
+
+
+Keep = Callable[[Exchange], None]
+"""Called with every completion as soon as it is there, before anything is computed from it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """What the servers of one certificate share: a session, a limit of the requests in flight, and where what was said is kept."""
+
+    session: aiohttp.ClientSession
+    gate: asyncio.Semaphore
+    keep: Keep
+
+
 class Server:
     """One model of one server. `fields` go into every request."""
 
-    def __init__(self, session: aiohttp.ClientSession, url: str, model: str, gate: asyncio.Semaphore, fields: Fields) -> None:
-        self._session, self._url, self.model, self._gate, self._fields = session, url, model, gate, fields
+    def __init__(self, line: Line, url: str, model: str, fields: Fields) -> None:
+        self._line, self._url, self.model, self._fields = line, url, model, fields
 
     def asking(self, fields: Fields) -> "Server":
         """The same server, with more fields in every request."""
-        return Server(self._session, self._url, self.model, self._gate, {**self._fields, **fields})
+        return Server(self._line, self._url, self.model, {**self._fields, **fields})
 
     async def complete(self, prompt: Prompt, fields: Fields) -> Answer:
         """A completion of a text or of token ids. Never raises for what the server does."""
         body = {"model": self.model, "prompt": list(prompt) if isinstance(prompt, tuple) else prompt, **self._fields, **fields}
-        async with self._gate:
-            status, answer, error = await self._post("/v1/completions", body)
-        if error is not None:
-            return Answer(error=error, is_refusal=400 <= status < 500 and status not in (404, 405, 408, 429))
-        try:
-            return _read(cast("dict[str, object]", answer))
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as fault:
-            return Answer(error=f"the answer does not have the shape of a completion ({type(fault).__name__}: {str(fault)[:100]})")
+        async with self._line.gate:
+            sent_s = time.monotonic()
+            status, told, error = await self._post("/v1/completions", body)
+            end_s = time.monotonic()
+        answer = _answer(status, told, error)
+        self._line.keep(Exchange(self._url, body, sent_s, end_s, answer))
+        return answer
 
     async def tokenize(self, text: str) -> tuple[int, ...] | None:
         """The tokens of a text as it stands; None where no route tells."""
@@ -65,7 +89,7 @@ class Server:
 
     async def detokenize(self, token_ids: tuple[int, ...]) -> str | None:
         """The text of tokens; None where no route tells."""
-        async with self._gate:
+        async with self._line.gate:
             _, answer, error = await self._post("/detokenize", {"model": self.model, "tokens": list(token_ids)})
         text = cast("dict[str, object]", answer).get("prompt") if error is None and isinstance(answer, dict) else None
         return text if isinstance(text, str) else None
@@ -73,7 +97,7 @@ class Server:
     async def _token_ids(self, body: Fields) -> tuple[int, ...] | None:
         paths = ("/tokenize",) if "messages" in body else ("/tokenize", "/extras/tokenize")
         for path in paths:
-            async with self._gate:
+            async with self._line.gate:
                 _, answer, error = await self._post(path, body)
             tokens = cast("dict[str, object]", answer).get("tokens") if error is None and isinstance(answer, dict) else None
             if isinstance(tokens, list) and tokens and all(isinstance(token, int) for token in cast("list[object]", tokens)):
@@ -84,7 +108,7 @@ class Server:
         """(status, JSON body, None), or (status or 0, None, what went wrong)."""
         try:
             # No redirects: the key is for this server, and what is certified must be what was named.
-            async with self._session.post(self._url + path, json=body, allow_redirects=False) as response:
+            async with self._line.session.post(self._url + path, json=body, allow_redirects=False) as response:
                 raw = await bounded_body(response.content)
                 if response.status != 200:
                     return response.status, None, f"HTTP {response.status}: {_message(raw)}"
@@ -116,6 +140,15 @@ async def first_model(session: aiohttp.ClientSession, url: str) -> str:
         raise MissingError(f"no server answers at {url} ({type(fault).__name__}); start it, or give another --url") from fault
     except (ValueError, LookupError, TypeError, RecursionError) as fault:
         raise MissingError(f"{url}/v1/models does not list models as OpenAI's API does; give the model's name") from fault
+
+
+def _answer(status: int, told: object, error: str | None) -> Answer:
+    if error is not None:
+        return Answer(error=error, is_refusal=400 <= status < 500 and status not in (404, 405, 408, 429))
+    try:
+        return _read(cast("dict[str, object]", told))
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as fault:
+        return Answer(error=f"the answer does not have the shape of a completion ({type(fault).__name__}: {str(fault)[:100]})")
 
 
 def _read(body: dict[str, object]) -> Answer:

@@ -1,5 +1,9 @@
 """The whole certificate over a socket, and the sentences it ends in."""
 
+from functools import partial
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from paceline.errors import BadInputError, MissingError
@@ -7,6 +11,8 @@ from paceline.prove.certificate.certify import certify
 from paceline.prove.certificate.options import CertifyOptions
 from paceline.prove.certificate.text import certificate_lines
 from paceline.prove.datasets.prompt import Prompt
+from paceline.prove.journal import Journal, read_journal
+from paceline.prove.recorded import note_exchange
 from paceline.prove.results import Certificate
 from tests.fakes.toy_completions import Faults, Habits, ToyCompletions, serve_toy
 
@@ -31,6 +37,29 @@ async def test_an_honest_server_gets_it() -> None:
     text = "\n".join(certificate_lines(certificate))
     assert "The certificate holds" in text
     assert "repetition_penalty" in text
+
+
+async def test_every_completion_is_kept_as_it_was_asked_for_and_answered(tmp_path: Path) -> None:
+    toy = ToyCompletions()
+    num_asked = 0
+    handle = toy.handle
+
+    def counted(path: str, body: Any) -> Any:
+        nonlocal num_asked
+        num_asked += path == "/v1/completions"
+        return handle(path, body)
+
+    toy.handle = counted  # type: ignore[method-assign]
+    with Journal(tmp_path / "raw.jsonl") as journal:
+        async with serve_toy(toy) as url:
+            await certify(url, PROMPTS, CertifyOptions(num_samples=12, **QUICK), keep=partial(note_exchange, journal))  # type: ignore[arg-type]
+    notes = read_journal(tmp_path / "raw.jsonl").notes
+    kept: list[Any] = [note["certificate_request"] for note in notes]
+    assert len(kept) == num_asked > 11 * 12
+    samples = [one for one in kept if one["body"].get("presence_penalty")]
+    assert len(samples) == 12
+    assert len({one["body"]["seed"] for one in samples}) == 12
+    assert all(one["answer"]["token_ids"] and one["sent_s"] <= one["end_s"] for one in samples)
 
 
 async def test_a_broken_law_and_a_wrong_token_are_sentences() -> None:

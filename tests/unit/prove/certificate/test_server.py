@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 
 from paceline.errors import MissingError
-from paceline.prove.certificate.server import Server, first_model
+from paceline.prove.certificate.server import Line, Server, first_model
 from paceline.prove.client import MAX_BODY_BYTES
 
 DEEP = b"[" * 200_000
@@ -45,7 +45,7 @@ async def hostile(kind: str) -> AsyncIterator[tuple[Server, aiohttp.ClientSessio
     url = f"http://127.0.0.1:{runner.addresses[0][1]}"
     try:
         async with aiohttp.ClientSession() as session:
-            yield Server(session, url, "m", asyncio.Semaphore(1), {}), session, url, counts
+            yield Server(Line(session, asyncio.Semaphore(1), lambda _: None), url, "m", {}), session, url, counts
     finally:
         await runner.cleanup()
 
