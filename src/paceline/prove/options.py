@@ -6,7 +6,7 @@ Kept apart from the server's settings, for the referee also ships alone. `plan_o
 # ruff: noqa: RUF009 - `_option` is a dataclass field
 
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,6 +21,9 @@ T = TypeVar("T")
 QUICK_PROMPTS = 4  # requests per category
 QUICK_TOKENS = 96
 FULL_TOKENS = 256
+QUICK_COMPARED = 6  # prompts whose answers the quick certificate compares
+QUICK_COMPARED_TOKENS = 32
+QUICK_SAMPLES = 60  # of each law test: the fewest with which every option still has tables to test
 _QUICK_CONCURRENCY = (1, 4)
 _FULL_CONCURRENCY = (1, 4, 16)
 _MAX_POINTS = 64
@@ -54,8 +57,8 @@ class ProveConfig:
     num_blocks: int = _option(MIN_BLOCKS, "Blocks of prompts at each concurrency; the arms alternate by block.")
     seed: int = _option(0, "Of everything random in the measurement.")
     timeout: float = _option(600.0, "Seconds for one request.")
-    quick: bool = _option(False, "The short proof, with the certificate: minutes on two cores.")
-    certify: bool = _option(False, "Also check that both arms give the same tokens, and the law of sampled ones.")
+    quick: bool = _option(False, "The short proof on short prompts, with a small certificate: minutes on two cores.")
+    certify: bool = _option(False, "Also check, at full size, that both arms give the same tokens, and the law of sampled ones.")
     criteria: str | None = _option(None, "Thresholds: cpu, source, or a YAML file; unset: cpu for a server that is started here.")
     goodput: str | None = _option(None, "What counts as goodput, in ms, such as ttft:500,tpot:50,e2e:5000; unset: ttft:500,tpot:200.")
     soak: str | None = _option(None, "Instead of a proof: traffic for so long (72h, 3m), watching for leaks.")
@@ -134,13 +137,17 @@ def objectives_of(config: ProveConfig) -> Objectives | None:
 
 
 def certify_options_of(config: ProveConfig) -> CertifyOptions:
-    return CertifyOptions(
+    """Of full size if it was asked for by name."""
+    options = CertifyOptions(
         baseline_url=config.baseline_url,
         model=config.model if config.url is not None else None,
         api_key=config.api_key,
         seed=config.seed,
         timeout_s=config.timeout,
     )
+    if not config.quick or config.certify:
+        return options
+    return replace(options, num_prompts=QUICK_COMPARED, max_tokens=QUICK_COMPARED_TOKENS, num_samples=QUICK_SAMPLES)
 
 
 def num_prompts_of(config: ProveConfig) -> int | None:

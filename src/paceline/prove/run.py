@@ -73,6 +73,8 @@ def dataset_of(config: ProveConfig) -> Dataset:
     if config.category is not None:
         dataset = subset.only(dataset, [name.strip() for name in config.category.split(",")])
     num_per_category = num_prompts_of(config)
+    if config.quick and num_per_category is not None:
+        dataset = subset.shortest(dataset, num_per_category)  # of the minutes that a quick proof has, few go into prompts
     return dataset if num_per_category is None else subset.take(dataset, num_per_category, config.seed)
 
 

@@ -20,6 +20,16 @@ def test_the_quick_proof_is_small_and_the_full_one_is_not() -> None:
     assert (full.concurrencies, full.max_tokens, num_prompts_of(ProveConfig())) == ((1, 4, 16), 256, None)
 
 
+def test_the_quick_certificate_is_small_unless_it_is_asked_for_by_name() -> None:
+    quick, named, full = (
+        certify_options_of(config) for config in (ProveConfig(quick=True), ProveConfig(quick=True, certify=True), ProveConfig())
+    )
+    assert named == full
+    assert (quick.num_prompts, quick.max_tokens, quick.num_samples) == (6, 32, 60)
+    assert quick.num_samples < full.num_samples
+    assert (quick.alpha, quick.epsilon) == (full.alpha, full.epsilon), "smaller, not laxer"
+
+
 def test_what_is_given_wins_over_the_quick_proofs_own() -> None:
     config = ProveConfig(quick=True, concurrency="2, 8,2", max_tokens=7, num_prompts=3, draft_lengths="1,3", rate=0.5, seed=9)
     plan = plan_of(config, URL, DATASET)

@@ -18,7 +18,7 @@ from paceline.prove.certificate.server import Answer, Prompt, Server
 from paceline.prove.results import LawTest
 
 NUM_BINS = 15
-MIN_CONTEXT_SAMPLES = 20  # contexts that fewer samples have come to are left out
+MIN_CONTEXT_SAMPLES = 12  # contexts that fewer samples have come to are left out: two bins need 10 expected counts
 MAX_CONTEXTS = 12  # of one option
 MAX_LOGPROBS = 20  # OpenAI's limit
 _FIRST_SEED = 1_000_000

@@ -16,7 +16,7 @@ ShowProgress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class CertifyOptions:
-    """Defaults are those of the quick proof, about a minute on two cores with a small model."""
+    """Defaults are those of `--certify`, two minutes on two cores with a small model; the quick proof takes a part of it."""
 
     baseline_url: str | None = None  # a server of its own for plain decoding
     model: str | None = None  # None: the first that the server lists

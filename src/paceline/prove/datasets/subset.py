@@ -4,6 +4,7 @@ Called by `paceline prove` after `load.py`. Everything here is a function of the
 """
 
 import hashlib
+import math
 from collections.abc import Sequence
 
 from paceline.errors import BadInputError
@@ -49,6 +50,28 @@ def take(dataset: Dataset, num_per_category: int, seed: int = 0) -> Dataset:
     ]
     label = f"{dataset.label}, {num_per_category} request{'s' if num_per_category > 1 else ''} per category"
     return interleave(Dataset(label, dataset.split, tuple(chosen)), seed)
+
+
+def shortest(dataset: Dataset, num_per_category: int) -> Dataset:
+    """The shortest quarter of every category, by the characters of what is sent; those of one, of two and of more turns each by themselves.
+
+    So every category stays and keeps its share of conversations. At least `num_per_category` of each are kept, where there are as many:
+    `take` finds that many requests among them whenever it would in the whole. A function of the texts alone: the data's order plays no
+    part, and ties go by id.
+    """
+    groups: dict[tuple[str, int], list[Prompt]] = {}
+    for prompt in dataset.prompts:
+        groups.setdefault((prompt.category, len(prompt.turns)), []).append(prompt)
+    kept: set[str] = set()
+    for group in groups.values():
+        ordered = sorted(group, key=lambda prompt: (_num_chars(prompt), prompt.question_id))
+        kept.update(prompt.question_id for prompt in ordered[: max(math.ceil(len(group) / 4), num_per_category)])
+    prompts = tuple(prompt for prompt in dataset.prompts if prompt.question_id in kept)
+    return Dataset(f"{dataset.label}, the shortest quarter of each category", dataset.split, prompts)
+
+
+def _num_chars(prompt: Prompt) -> int:
+    return len(prompt.system) + sum(map(len, prompt.turns))
 
 
 def interleave(dataset: Dataset, seed: int = 0) -> Dataset:

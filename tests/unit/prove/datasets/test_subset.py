@@ -1,6 +1,7 @@
 """Exact numbers of requests per category, and an even mix in an order that never changes."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -39,6 +40,48 @@ def test_the_same_seed_takes_the_same_and_another_takes_others() -> None:
     assert subset.take(whole, 4).sha256 != subset.take(whole, 4, seed=1).sha256
     backwards = Dataset(whole.label, whole.split, whole.prompts[::-1])
     assert set(subset.take(backwards, 4).prompts) == set(subset.take(whole, 4).prompts), "the order of the file plays no part"
+
+
+def texts(*lengths: tuple[int, ...], name: str = "a") -> list[Prompt]:
+    return [Prompt(f"{name}{number:031}", name, tuple("x" * length for length in turns)) for number, turns in enumerate(lengths)]
+
+
+def test_the_shortest_quarter_of_each_category_and_number_of_turns() -> None:
+    of_a = texts((50,), (40,), (30,), (20,), (10,), (9, 9), (1, 60), (5, 5), (8, 8))
+    of_b = texts((900,), (700,), (800,), (1000,), name="b")
+    few = subset.shortest(Dataset("test", "qualitative", (*of_a, *of_b)), 1)
+    assert [prompt.turns for prompt in few.prompts] == [("x" * 20,), ("x" * 10,), ("x" * 5, "x" * 5), ("x" * 700,)]
+    assert few.label == "test, the shortest quarter of each category"
+    backwards = subset.shortest(Dataset("test", "qualitative", (*of_b, *of_a)[::-1]), 1)
+    assert set(backwards.prompts) == set(few.prompts), "the order of the file plays no part"
+
+
+def test_a_system_message_counts_and_ties_go_by_id() -> None:
+    short, long = texts((1,), (2,))
+    assert subset.shortest(Dataset("t", "s", (replace(short, system="xxx"), long)), 1).prompts == (long,)
+    same = texts((7,), (7,), (7,), (7,))
+    assert subset.shortest(Dataset("t", "s", tuple(same[::-1])), 1).prompts == (same[0],)
+
+
+def test_the_shortest_of_the_shipped_set_keep_every_category_and_conversations() -> None:
+    whole = shipped.load("qualitative")
+    taken, usual = (subset.take(data, 4) for data in (subset.shortest(whole, 4), subset.take(whole, 4)))
+    assert requests(taken) == dict.fromkeys(CATEGORIES, 4)
+    assert {prompt.category for prompt in taken.prompts if len(prompt.turns) > 1} == set(CATEGORIES)
+    assert 2 * num_chars(taken) < num_chars(usual)
+    assert taken.sha256 == "506430bcfc8a663aac4ba320f332aa4d62f2ff554435b50af07d97c3760e4a53", "other prompts make other figures"
+
+
+def num_chars(data: Dataset) -> int:
+    return sum(len(turn) for prompt in data.prompts for turn in prompt.turns)
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=12), st.integers(1, 12))
+@settings(max_examples=100, deadline=None)
+def test_the_shortest_add_up_whenever_all_do(turns: list[int], num: int) -> None:
+    data = dataset(*(("a", length) for length in turns))
+    if num in sums(turns):
+        assert requests(subset.take(subset.shortest(data, num), num)) == {"a": num}
 
 
 def test_all_of_a_category_can_be_taken() -> None:
