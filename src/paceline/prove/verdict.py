@@ -120,7 +120,9 @@ def _samples(cell: Cell, threshold: float, alpha: float) -> str:
         return "too few blocks ran to say how many more it takes: measure at least 8"
     missing = max(1, int(needed) - cell.num_blocks)
     num_pairs = math.ceil(missing * len(cell.pairs) / cell.num_blocks)
-    words = f"about {missing:,} more blocks ({num_pairs:,} more pairs of requests; {cell.num_blocks} blocks so far)"
+    words = (
+        f"about {missing:,} more block{'s' if missing > 1 else ''} ({num_pairs:,} more pairs of requests; {cell.num_blocks} blocks so far)"
+    )
     if _distance(cell, threshold) >= RESOLUTION:
         return f"needs {words}"
     if cell.ratio > threshold:

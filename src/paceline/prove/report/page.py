@@ -97,7 +97,11 @@ def _pair(proof: Proof) -> Markup:
     parts = [
         tag("section", tag("h2", title), tag("p", note, class_="note"), plot)
         for title, note, plot in (
-            ("Speed and throughput", "A point per concurrency; up and to the right is better.", plots.pareto_plot(proof)),
+            (
+                "Speed and throughput",
+                "A point per concurrency, which stands beside it; up and to the right is better.",
+                plots.pareto_plot(proof),
+            ),
             ("Drafts accepted", "Solid: when those before were accepted. Dashed: at all.", plots.acceptance_plot(proof)),
         )
         if plot is not None

@@ -146,12 +146,21 @@ def pareto_plot(proof: Proof) -> Markup | None:
                 continue
             xs, ys = [point.user_tps for point in points], [point.output_tps for point in points]
             axes.plot(xs, ys, marker="o", markersize=5, linewidth=1.6, color=colour, label=ARM_NAMES[arm])
+            # On either side of their points: those of both arms often lie next to each other.
+            is_above = arm == Arm.SPECULATIVE
             for point in points:
-                where = (point.user_tps, point.output_tps)
-                axes.annotate(str(point.concurrency or "open"), where, (6, 5), textcoords="offset points", color=colour, fontsize=8.5)
-        axes.set_xlim(left=0)
-        axes.set_ylim(bottom=0)
-        axes.margins(0.12)
+                axes.annotate(
+                    str(point.concurrency),
+                    (point.user_tps, point.output_tps),
+                    (6, 5) if is_above else (-6, -5),
+                    textcoords="offset points",
+                    ha="left" if is_above else "right",
+                    va="bottom" if is_above else "top",
+                    color=colour,
+                    fontsize=8.5,
+                )
+        axes.set_xlim(0, 1.12 * max(point.user_tps for point in proof.pareto))
+        axes.set_ylim(0, 1.12 * max(point.output_tps for point in proof.pareto))
         axes.set_xlabel("tokens/s of one answer")
         axes.set_ylabel("tokens/s of all answers")
         axes.grid()

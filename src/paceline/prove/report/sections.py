@@ -62,7 +62,7 @@ def traditional_and_accelerated(proof: Proof) -> Markup:
     for concurrency, lines in comparison(proof):
         rows.append(tag("tr", tag("th", at_concurrency(concurrency), colspan=4), class_="group"))
         for row in lines:
-            tone = {True: "better", False: "worse", None: None}[row.is_better]
+            tone = {True: "improvement better", False: "improvement worse", None: "improvement"}[row.is_better]
             rows.append(_line((row.label, row.baseline, row.speculative, tag("td", row.improvement, class_=tone))))
     if not rows:
         return _note("Nothing was measured.")
@@ -92,20 +92,28 @@ def _speedup_line(cell: Speedup) -> Markup:
 
 
 def measured_and_projected(proof: Proof) -> Markup:
-    """t_ar, t_sd and acceptance length beside the ratio that was measured, per point of the sweep."""
+    """t_ar, t_sd and the projection's tokens per step beside the ratio that was measured, per point of the sweep.
+
+    These are tokens over all steps, those without drafts included, as the steps' times are: the line must come out when it is multiplied.
+    """
     rows: list[Markup] = []
     for cell in overall(proof):
         plain, fast = arm_of(proof, Arm.BASELINE, cell.concurrency), arm_of(proof, Arm.SPECULATIVE, cell.concurrency)
         if plain is None or fast is None:
             continue
-        length = fast.acceptance_length
-        steps = (significant(plain.step_ms), significant(fast.step_ms), number(length.token_weighted) if length else NONE)
+        steps = (significant(plain.step_ms), significant(fast.step_ms), number(_tokens_per_step(plain, fast, cell)))
         rows.append(_line((at_concurrency(cell.concurrency), *steps, times(cell.projected_ratio), times(cell.ratio))))
     if not rows:
         return Markup("")
     heads = ("", "plain step (ms)", "speculative step (ms)", "tokens per step", "projected", "measured")
     why = f"Projected: plain step {TIMES} tokens per step / speculative step. It leaves out prompts, waiting and the first token."
     return joined((tag("h3", "Projected and measured"), table(heads, rows), _note(why)))
+
+
+def _tokens_per_step(plain: ArmSummary, fast: ArmSummary, cell: Speedup) -> float | None:
+    if not plain.step_ms or fast.step_ms is None or cell.projected_ratio is None:
+        return None
+    return cell.projected_ratio * fast.step_ms / plain.step_ms
 
 
 def acceptance(proof: Proof) -> Markup:
@@ -192,7 +200,7 @@ def criteria(proof: Proof) -> Markup:
 def certificate(found: Certificate | None) -> Markup:
     """Whether both arms give the same text, and whether sampling keeps the model's law."""
     if found is None:
-        return _note("Not asked for; --certify compares the answers of both arms token by token, and tests the law of sampled ones.")
+        return _note("There is none; --certify compares the answers of both arms token by token, and tests the law of sampled ones.")
     words = {True: tag("td", "identical", class_="yes"), False: tag("td", "not identical", class_="no"), None: tag("td", "not compared")}
     rows = [_line(("greedy answers", words[found.greedy_identical])), _line(("seeded answers", words[found.seeded_identical]))]
     tone = {True: "yes", False: "no", None: "unsure"}[found.holds]

@@ -13,8 +13,9 @@ from paceline.prove.record import Arm
 from paceline.prove.report import plots, sections
 from paceline.prove.report.markup import Markup, tag
 from paceline.prove.report.page import page
+from paceline.prove.report.words import TIMES
 from paceline.prove.results import Divergence, Proof, Speedup, Verdict
-from tests.fakes.made_proof import made_environment, made_proof
+from tests.fakes.made_proof import CONCURRENCIES, made_environment, made_proof
 
 VOID = {"meta", "br"}
 NASTY = "</style><script>alert(1)</script><img src=http://evil.example/x onerror=alert(2)>\" ' & $\\frac{ \x00\x1b[31m \ud800 اهلا"
@@ -200,3 +201,13 @@ def test_goodput_names_its_objectives() -> None:
     assert "objectives of goodput" not in sections.latencies(proof)
     proof = replace(proof, environment={**proof.environment, "goodput_objectives": "ttft:500,tpot:50 ms"})
     assert "The objectives of goodput are ttft:500,tpot:50 ms." in sections.latencies(proof)
+
+
+def test_the_projection_comes_out_when_its_line_is_multiplied() -> None:
+    """Acceptance length in the place of tokens per step would not: it leaves out the steps without drafts."""
+    shown = Reader(sections.measured_and_projected(made_proof()))
+    found = re.findall(r"concurrency \d+\n([\d.]+)\n([\d.]+)\n([\d.]+)\n([\d.]+)" + TIMES, "\n".join(shown.text))
+    assert len(found) == len(CONCURRENCIES)
+    for line in found:
+        plain_ms, fast_ms, tokens, projected = map(float, line)
+        assert plain_ms * tokens / fast_ms == pytest.approx(projected, rel=0.02)
