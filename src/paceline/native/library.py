@@ -5,7 +5,7 @@ Every call releases Python's lock. Pointers are plain addresses: whoever calls h
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import c_char_p, c_float, c_int32, c_int64, c_void_p
+from ctypes import c_char_p, c_double, c_float, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from enum import IntEnum
 from functools import cache
 from pathlib import Path
@@ -16,6 +16,7 @@ GROUP = 32  # PL_GROUP: inputs that share a scale
 DATA_ALIGNMENT = 64  # bytes, of a packed matrix
 NUM_OP_KINDS = 7  # PL_NUM_KINDS
 VARIANTS = ("avx512vnni", "avx2", "neon", "portable")
+_MAX_CONTENDERS = 64
 _PATH = Path(__file__).parent / "libpaceline.so"
 
 
@@ -94,7 +95,7 @@ class Kv(ctypes.Structure):
     _fields_ = (("data", c_void_p), ("num_slots", c_int64))
 
 
-_Simple = type[c_int32] | type[c_int64] | type[c_void_p] | type[c_char_p]
+_Simple = type[c_int32] | type[c_int64] | type[c_uint32] | type[c_uint64] | type[c_double] | type[c_void_p] | type[c_char_p]
 # What a function gives and takes; a structure goes by its address.
 _SIGNATURES: dict[str, tuple[_Simple | None, tuple[_Simple, ...]]] = {
     "pl_abi": (c_int32, ()),
@@ -110,6 +111,7 @@ _SIGNATURES: dict[str, tuple[_Simple | None, tuple[_Simple, ...]]] = {
     "pl_unpack_row": (None, (c_void_p, c_int32, c_void_p)),
     "pl_quantise": (None, (c_void_p, c_int32, c_void_p, c_void_p, c_void_p)),
     "pl_linear": (c_int32, (c_void_p, c_void_p, c_void_p, c_int32, c_void_p)),
+    "pl_contenders": (c_int32, (c_void_p, c_int32, c_double, c_uint64, c_uint32, c_void_p, c_void_p, c_int32)),
 }
 
 
@@ -175,6 +177,12 @@ class Library:
     def linear(self, pool: int, matrix: Matrix, x: int, num_rows: int, out: int) -> int:
         """The product of `x` float32 `[num_rows, k]` into `out` float32 `[num_rows, rows]`; 0 when it is done."""
         return int(self._handle.pl_linear(pool, ctypes.byref(matrix), x, num_rows, out))
+
+    def contenders(self, logits: int, vocab_size: int, temperature: float, seed: int, index: int) -> list[int] | None:
+        """The ids that can win the coupled choice over `logits` float32 `[vocab_size]`, rising; None if C cannot tell."""
+        ids, scores = (c_int32 * _MAX_CONTENDERS)(), (c_double * _MAX_CONTENDERS)()
+        num = int(self._handle.pl_contenders(logits, vocab_size, temperature, seed, index, ids, scores, _MAX_CONTENDERS))
+        return None if num < 0 else ids[:num]
 
 
 @cache

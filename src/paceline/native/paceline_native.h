@@ -118,6 +118,12 @@ void pl_quantise(const float *x, int32_t n, int8_t *q, float *scale, int32_t *su
 /* The product alone, for tests, `doctor` and benchmarks: out [num_rows, matrix->rows] of x [num_rows, k]. Returns 0, or -1 without memory. */
 int32_t pl_linear(pl_pool *pool, const pl_matrix *matrix, const float *x, int32_t num_rows, float *out);
 
+/* Sampling: the ids of the tokens that can win argmax(logit / temperature + noise) over logits [vocab], in rising order, into ids
+ * [capacity]; scores [capacity] is scratch. The noise is that of speculative/noise.py. Returns their number, or -1 if they do not fit or
+ * logits are not finite. temperature > 0, capacity > 0. */
+int32_t pl_contenders(
+    const float *logits, int32_t vocab, double temperature, uint64_t seed, uint32_t index, int32_t *ids, double *scores, int32_t capacity);
+
 #pragma GCC visibility pop
 
 #endif

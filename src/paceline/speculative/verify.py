@@ -12,6 +12,7 @@ import torch
 
 from paceline.core.draft import DraftProposal
 from paceline.core.verification import SamplingRows, Verification
+from paceline.speculative.contenders import find_contenders
 from paceline.speculative.noise import NOISE_SPREAD, Purpose, gumbel, gumbel_all, uniforms
 from paceline.speculative.process import Candidates, cut_candidates, is_cut, open_logits, process_logits, row_totals
 from paceline.speculative.rows import host_int_rows, host_ints, select_rows
@@ -162,7 +163,19 @@ def _choose_cut(head: Candidates, rows: SamplingRows) -> torch.Tensor:
     return head.ids.masked_fill(~tied, torch.iinfo(torch.int64).max).amin(1)
 
 
+def _choose_among(contenders: list[list[int]], logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
+    if all(len(ids) == 1 for ids in contenders):
+        return torch.tensor([ids[0] for ids in contenders])
+    width = max(len(ids) for ids in contenders)
+    padded = torch.tensor([ids + [ids[0]] * (width - len(ids)) for ids in contenders])
+    # Not sorted by logit, which only widens what `_choose_cut` takes for reachable.
+    return _choose_cut(Candidates(padded, logits.gather(1, padded).double().div_(rows.temperature.double().unsqueeze(1))), rows)
+
+
 def _choose_open(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
+    contenders = find_contenders(logits, rows)
+    if contenders is not None:
+        return _choose_among(contenders, logits, rows)
     processed = open_logits(logits, rows)
     reachable = processed >= processed.amax(1, keepdim=True) - NOISE_SPREAD
     if int(reachable.sum()) * _DENSE_SHARE > reachable.numel():

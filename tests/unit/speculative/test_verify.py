@@ -66,6 +66,7 @@ def test_choice_equals_the_draw_of_noise_for_every_token(vocab_size: int, spread
 def test_the_worst_noise_cannot_be_missed(monkeypatch: pytest.MonkeyPatch, gap: float, winner: int, options: Options) -> None:
     """The noisiest possible token overtakes the least noisy one from 25.2 below, and nothing can from 25.3."""
     extremes = torch.tensor([-3.0991, 32 * math.log(2)], dtype=torch.float64)
+    monkeypatch.setattr(verify_module, "find_contenders", lambda logits, rows: None)  # it has noise of its own
     monkeypatch.setattr(verify_module, "gumbel", lambda seed, index, ids: extremes[ids])
     monkeypatch.setattr(verify_module, "gumbel_all", lambda seed, index, vocab_size: extremes.unsqueeze(0))
     assert choose(torch.tensor([[0.0, -gap]]), mixed_rows(1, [options])).tolist() == [winner]
@@ -84,6 +85,7 @@ def test_ties_go_to_the_lowest_id(num_threads: int) -> None:
 
 @pytest.mark.parametrize("options", [Options(), Options(top_k=4), Options(min_p=0.01)])
 def test_ties_of_noisy_scores_go_to_the_lowest_id(monkeypatch: pytest.MonkeyPatch, options: Options) -> None:
+    monkeypatch.setattr(verify_module, "find_contenders", lambda logits, rows: None)  # it has noise of its own
     monkeypatch.setattr(verify_module, "gumbel", lambda seed, index, ids: torch.zeros(ids.shape, dtype=torch.float64))
     monkeypatch.setattr(verify_module, "gumbel_all", lambda seed, index, vocab_size: torch.zeros((1, vocab_size), dtype=torch.float64))
     assert choose(torch.tensor([[0.0, 2.0, 1.0, 2.0, 2.0]]), mixed_rows(1, [options])).tolist() == [1]
