@@ -54,12 +54,12 @@ class SamplingParams:
 
     def normalised(self, vocab_size: int) -> "SamplingParams":
         """Values that mean the same become the same: the edge takes any `top_k`, any temperature and signed seeds; the engine these."""
-        return replace(
-            self,
-            temperature=0.0 if self.temperature < _GREEDY_TEMPERATURE else self.temperature,
-            top_k=self.top_k if 0 < self.top_k < vocab_size else 0,
-            seed=None if self.seed is None else self.seed & _SEED_MASK,
-        )
+        temperature = 0.0 if self.temperature < _GREEDY_TEMPERATURE else self.temperature
+        top_k = self.top_k if 0 < self.top_k < vocab_size else 0
+        seed = None if self.seed is None else self.seed & _SEED_MASK
+        if (temperature, top_k, seed) == (self.temperature, self.top_k, self.seed):
+            return self  # nearly always, and a copy of this many fields costs a short request more than making the first
+        return replace(self, temperature=temperature, top_k=top_k, seed=seed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ The tokenizer runs in worker threads, the template in a process: a long prompt t
 
 import asyncio
 import random
+import secrets
 import time
-import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -184,7 +184,7 @@ class Preparation:
             )
 
     async def _job(self, kind: str, prompts: Sequence[list[int]], ask: _Ask) -> Job:
-        answer_id, body = f"{kind}-{uuid.uuid4().hex}", ask.body
+        answer_id, body = f"{kind}-{secrets.token_hex(16)}", ask.body
         num_choices = body.n or 1
         if num_choices * len(prompts) > MAX_CHOICES:
             raise BadInputError(
@@ -196,28 +196,30 @@ class Preparation:
         banned = await self._in_thread(lambda: banned_sequences(bad_words, self._tokenizer)) if bad_words else ()
         requests: list[Request] = []
         for prompt in prompts:
+            max_tokens = self._checked_max_tokens(prompt, ask)
             seed = self._seeds.getrandbits(64) if body.seed is None else body.seed
-            sampling = replace(sampling_params(body, self._facts, seed, banned), grammar=ask.grammar)
+            sampling = sampling_params(body, self._facts, seed, max_tokens, banned, ask.grammar)
             for choice in range(num_choices):
                 requests.append(self._request(f"{answer_id}-{len(requests)}", prompt, for_choice(sampling, choice), ask))
         return Job(answer_id, tuple(requests), body.stops, num_choices)
 
-    def _request(self, request_id: str, prompt: list[int], sampling: SamplingParams, ask: _Ask) -> Request:
+    def _checked_max_tokens(self, prompt: list[int], ask: _Ask) -> int:
         """Every prompt, whatever it was made of, is checked here: the engine trusts its tokens."""
         if not prompt:
             raise BadInputError(_EMPTY, param=ask.prompt_param)
-        max_tokens = self._max_tokens(len(prompt), ask)
-        if sampling.min_tokens > max_tokens:
-            raise BadInputError(
-                f"min_tokens is {sampling.min_tokens:,}, more than the {max_tokens:,} tokens of the answer", param="min_tokens"
-            )
+        max_tokens, min_tokens = self._max_tokens(len(prompt), ask), ask.body.min_tokens or 0
+        if min_tokens > max_tokens:
+            raise BadInputError(f"min_tokens is {min_tokens:,}, more than the {max_tokens:,} tokens of the answer", param="min_tokens")
         check_token_ids(prompt, ask.prompt_param, self._facts)
+        return max_tokens
+
+    def _request(self, request_id: str, prompt: list[int], sampling: SamplingParams, ask: _Ask) -> Request:
         limit = ask.body.max_draft_length
         max_draft_length = None if limit is None else min(limit, self._facts.max_draft_length)
         return Request(
             request_id=request_id,
             prompt_token_ids=tuple(prompt),
-            sampling=replace(sampling, max_tokens=max_tokens),
+            sampling=sampling,
             arrival_s=ask.arrival_s,
             max_draft_length=max_draft_length,
             cache_salt=ask.body.cache_salt or "",

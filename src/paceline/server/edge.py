@@ -6,7 +6,7 @@ Pure ASGI, so that streams pass untouched.
 import asyncio
 import logging
 import re
-import uuid
+import secrets
 
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -41,7 +41,7 @@ class Edge:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = _client_id(scope) or uuid.uuid4().hex.encode()
+        request_id = _client_id(scope) or secrets.token_hex(16).encode()
         scope[REQUEST_ID] = request_id.decode()
         id_headers = [(name, request_id) for name in ((_REQUEST_ID, b"request-id") if is_anthropic(scope) else (_REQUEST_ID,))]
         is_started = is_complete = is_late = False

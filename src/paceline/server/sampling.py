@@ -37,11 +37,16 @@ def check_token_ids(token_ids: Collection[int], param: str, facts: EngineFacts) 
 
 
 def sampling_params(
-    body: GenerationRequest, facts: EngineFacts, seed: int, banned_sequences: tuple[tuple[int, ...], ...]
+    body: GenerationRequest,
+    facts: EngineFacts,
+    seed: int,
+    max_tokens: int,
+    banned_sequences: tuple[tuple[int, ...], ...],
+    grammar: str | None,
 ) -> SamplingParams:
-    """The engine's options of a checked body; `max_tokens` is the caller's to set for each prompt."""
+    """The engine's options of a checked body for one prompt."""
     return SamplingParams(
-        max_tokens=1,
+        max_tokens=max_tokens,
         temperature=_DEFAULT_TEMPERATURE if body.temperature is None else body.temperature,
         top_k=body.top_k or 0,
         top_p=1.0 if body.top_p is None else body.top_p,
@@ -57,6 +62,7 @@ def sampling_params(
         min_tokens=body.min_tokens or 0,
         num_logprobs=_num_logprobs(body),
         num_prompt_logprobs=body.prompt_logprobs,
+        grammar=grammar,
     ).normalised(facts.vocab_size)
 
 

@@ -64,12 +64,13 @@ _NEUTRAL_IN_RESPONSE: dict[str, tuple[object, ...]] = {
     "reasoning": ({}, {"effort": None}, {"summary": None}, {"effort": None, "summary": None}),
 }
 _NEUTRAL_IN_MESSAGE: dict[str, tuple[object, ...]] = {"function_call": (), "audio": ()}
+_NULL = msgspec.Raw(b"null")  # a field that the body lacks holds this very object, which nearly all do
 _MAX_NEUTRAL_BYTES = 100  # no value that asks for nothing is longer; others are not even parsed
 
 
 def absent_fields(names: Iterable[str]) -> list[tuple[str, type, msgspec.Raw]]:
     """Fields of a struct that keeps what a body has under `names`, unparsed; null where it has nothing."""
-    return [(name, msgspec.Raw, msgspec.Raw(b"null")) for name in names]
+    return [(name, msgspec.Raw, _NULL) for name in names]
 
 
 # Only the fields named above, and these unparsed: whatever else a body holds is skipped.
@@ -83,11 +84,14 @@ _ChatBody = msgspec.defstruct("_ChatBody", [("messages", list[_Message])], bases
 def refuse_unsupported(body: bytes, is_chat: bool) -> None:
     """Raise BadInputError for the first field of a valid body that would change the answer if this version had it."""
     fields = msgspec.structs.asdict(msgspec.json.decode(body, type=_ChatBody if is_chat else _CompletionBody))
-    for name, neutral in (NEUTRAL if is_chat else {**NEUTRAL, **_NEUTRAL_IN_COMPLETION}).items():
-        refuse_unless_neutral(name, fields[name], neutral)
-    for index, message in enumerate(fields.get("messages", ())):
+    messages = fields.pop("messages", ())
+    for name, value in fields.items():
+        if value is not _NULL:
+            refuse_unless_neutral(name, value, NEUTRAL[name] if name in NEUTRAL else _NEUTRAL_IN_COMPLETION[name])
+    for index, message in enumerate(messages):
         for name, value in msgspec.structs.asdict(message).items():
-            refuse_unless_neutral(f"messages.{index}.{name}", value, _NEUTRAL_IN_MESSAGE[name])
+            if value is not _NULL:
+                refuse_unless_neutral(f"messages.{index}.{name}", value, _NEUTRAL_IN_MESSAGE[name])
 
 
 def refuse_unsupported_in_response(body: bytes) -> None:
@@ -98,6 +102,8 @@ def refuse_unsupported_in_response(body: bytes) -> None:
 
 def refuse_unless_neutral(path: str, raw: msgspec.Raw, neutral: tuple[object, ...]) -> None:
     """Raise BadInputError for a field that holds none of the values that ask for nothing."""
+    if raw is _NULL:
+        return
     encoded = bytes(raw)
     if encoded != b"null" and (len(encoded) > _MAX_NEUTRAL_BYTES or not any(_is_same(_value(encoded), other) for other in neutral)):
         raise BadInputError(f"{path} is not supported by this version; leave it out", param=path, code="unsupported_parameter")
