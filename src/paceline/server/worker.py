@@ -94,6 +94,7 @@ class Worker:
         self._child: Process | None = None
         self._calls = deque[_Call]()  # the first of them has its turn
         self._num_sent = 0  # of the calls, from the first on
+        self._will_send = False  # at the end of this round of the event loop
         self._serving: asyncio.Task[None] | None = None  # while there are calls
         self._num_callers = 0
         self._is_closed = False
@@ -130,7 +131,7 @@ class Worker:
             call.take_turn()
             self._serving = loop.create_task(self._serve())
         elif self._num_sent:
-            self._send_ahead()
+            self._send_soon()
         try:
             return await answer
         except asyncio.CancelledError:
@@ -255,17 +256,31 @@ class Worker:
             self._send_ahead()
         return WorkerError(WorkerError.DIED, _UNASKED) if received else None
 
+    def _send_soon(self) -> None:
+        """Send what this round of the event loop brings together: each write wakes the child."""
+        if not self._will_send:
+            self._will_send = True
+            asyncio.get_running_loop().call_soon(self._send_if_busy)
+
+    def _send_if_busy(self) -> None:
+        self._will_send = False
+        if self._num_sent:  # else `_exchange` begins with it
+            self._send_ahead()
+
     def _send_ahead(self) -> None:
         """Send the first call, and small ones behind a small one. Without waiting: what the child does not take is in the call's time."""
         assert self._child is not None
         assert self._child.stdin is not None
+        parts: list[bytes] = []
         while self._num_sent < len(self._calls):
             call = self._calls[self._num_sent]
             may_follow = self._num_sent < _MAX_AHEAD and call.is_small and self._calls[self._num_sent - 1].is_small
             if self._num_sent and not may_follow:
-                return
-            self._child.stdin.writelines((REQUEST.pack(len(call.request)), call.request))
+                break
+            parts += (REQUEST.pack(len(call.request)), call.request)
             self._num_sent += 1
+        if parts:
+            self._child.stdin.write(b"".join(parts))
 
     def _settle(self, kind: int, payload: bytes) -> None:
         """Give the first call its answer."""

@@ -8,6 +8,7 @@ import resource
 import signal
 import struct
 import sys
+import time
 from collections.abc import Callable
 from typing import BinaryIO
 
@@ -34,9 +35,14 @@ def serve(handler: Callable[[bytes], bytes]) -> None:
     _occupy_standard_streams()
     _limit(memory_bytes)
     _send(answers, READY, b"")
+    used_s, reserve = -1, list[bytearray]()
     while (request := _next_request(requests)) is not None:
-        _limit_cpu(cpu_s)
-        kind, payload = _outcome(handler, request, max_answer_bytes)
+        if (now_s := int(time.process_time())) != used_s:  # the limit is in whole seconds
+            used_s = now_s
+            _limit_cpu(cpu_s)
+        if not reserve:  # making it takes longer than to render a short chat
+            reserve.append(bytearray(_RESERVE_BYTES))
+        kind, payload = _outcome(handler, request, max_answer_bytes, reserve)
         del request
         try:
             _send(answers, kind, payload)
@@ -50,15 +56,14 @@ def error_payload(error: BaseException) -> bytes:
     return f"{type(error).__name__}\n{message}".encode(errors="replace")[:MAX_ERROR_BYTES]
 
 
-def _outcome(handler: Callable[[bytes], bytes], request: bytes, max_answer_bytes: int) -> tuple[int, bytes]:
-    reserve = bytearray(_RESERVE_BYTES)
+def _outcome(handler: Callable[[bytes], bytes], request: bytes, max_answer_bytes: int, reserve: list[bytearray]) -> tuple[int, bytes]:
     try:
         answer = handler(request)
         if len(answer) > max_answer_bytes:
             return FAILED, f"OverflowError\nthe answer has {len(answer)} bytes, limit {max_answer_bytes}".encode()
         return ANSWERED, answer
     except MemoryError:
-        del reserve
+        reserve.clear()
         return FAILED, _OUT_OF_MEMORY
     except Exception as error:
         return FAILED, error_payload(error)
