@@ -32,6 +32,7 @@ from paceline.server.ready import ready_line, say
 _log = logging.getLogger(__name__)
 
 _BACKLOG = 4096  # connections that wait for `accept`; a burst of clients must not be refused
+_OBJECTS_PER_COLLECTION = 10_000  # Python's 700 are those of three requests: a burst would be gone through again and again as it grows
 _LAST_EVENTS_S = 5  # after the shut-down limit, for the error events of what still ran
 _DEATH_GRACE_S = 3.0  # from the engine's death to the server's end: streams get their error events, probes each second their 503
 
@@ -82,6 +83,7 @@ async def run_server(
                 raise EngineDeadError(f"the engine did not warm up: {health.reason}")
         gc.collect()
         gc.freeze()  # what is loaded now stays; going through all of it again would hold up every stream for 50 ms and more
+        gc.set_threshold(_OBJECTS_PER_COLLECTION, *gc.get_threshold()[1:])
         await _serve(server, engine, config, listener, in_flight, announce)
     finally:
         await server.close()
