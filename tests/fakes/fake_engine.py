@@ -80,7 +80,9 @@ class FakeEngine:
         self.is_alive = False
         self._death.set()
 
-    async def submit(self, request: Request, sink: Callable[[TokenDelta], bool] | None = None) -> AsyncGenerator[TokenDelta, None]:
+    async def submit(
+        self, request: Request, sink: Callable[[Sequence[TokenDelta]], bool] | None = None
+    ) -> AsyncGenerator[TokenDelta, None]:
         if not self.is_alive:
             raise EngineDeadError("the fake engine is dead")
         self.requests.append(request)
@@ -95,7 +97,7 @@ class FakeEngine:
                     return
                 await self._wait(index)
                 is_finished = delta.finish_reason is not None
-                if sink is None or not sink(delta):
+                if sink is None or not sink([delta]):
                     yield delta
         except EngineDeadError:
             is_finished = True

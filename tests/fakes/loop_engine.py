@@ -1,7 +1,7 @@
 """A `ToyEngine` in the server's own event loop: the whole path from HTTP to the sampler, with real drafters and no second process."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 from paceline.core.facts import EngineFacts
 from paceline.core.outcome import TokenDelta
@@ -31,7 +31,9 @@ class LoopEngine:
     def stats(self) -> EngineStats:
         return self._engine.stats()
 
-    async def submit(self, request: Request, sink: Callable[[TokenDelta], bool] | None = None) -> AsyncGenerator[TokenDelta, None]:
+    async def submit(
+        self, request: Request, sink: Callable[[Sequence[TokenDelta]], bool] | None = None
+    ) -> AsyncGenerator[TokenDelta, None]:
         queue = self._queues[request.request_id] = asyncio.Queue()
         output: list[int] = []
         self.answers.append((request, output))
@@ -42,7 +44,7 @@ class LoopEngine:
             while True:
                 delta = await queue.get()
                 output += delta.token_ids
-                if sink is None or not sink(delta):
+                if sink is None or not sink([delta]):
                     yield delta
                 if delta.finish_reason is not None:
                     return

@@ -6,7 +6,7 @@ One asyncio task reads the engine's frames and another watches the process; per-
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -25,13 +25,17 @@ from paceline.errors import BadInputError, EngineDeadError, MissingError
 
 _WATCH_INTERVAL_S = 0.2
 _CONNECT_INTERVAL_S = 0.02
+_MAX_FRAMES_AT_ONCE = 8  # reading one of a thousand streams takes a millisecond
 _SLICE_S = (
     0.001  # of handing out one step's deltas: those of a thousand streams take 25 ms, which everything else would wait, /metrics first
 )
 
 
-DeltaSink = Callable[[TokenDelta], bool]
-"""Takes a delta in place of the reader (True), or leaves it to the reader (False). Must not block."""
+DeltaSink = Callable[[Sequence[TokenDelta]], bool]
+"""Takes deltas, all of them, in place of the reader (True), or leaves them to the reader (False). Must not block.
+
+There are several only where the event loop is behind, and none but the last can have a finish reason.
+"""
 
 
 class _Inbox:
@@ -40,28 +44,37 @@ class _Inbox:
     What `sink` takes while the reader waits needs no way through a task, which costs as much again.
     """
 
-    __slots__ = ("_sink", "_waiter", "deltas")
+    __slots__ = ("_sink", "_waiter", "deltas", "is_new")
 
     def __init__(self, sink: DeltaSink | None) -> None:
         self.deltas: deque[TokenDelta | Exception | None] = deque()  # an error of the sink; None: the engine is gone
         self._sink = sink
         self._waiter: asyncio.Future[None] | None = None
+        self.is_new = True  # nothing has come yet
 
-    def put(self, delta: TokenDelta | None) -> None:
+    def put(self, deltas: Sequence[TokenDelta]) -> None:
+        self.is_new = False
         waiter = self._waiter
-        if delta is not None and self._sink is not None and waiter is not None and not waiter.done():
+        if self._sink is not None and waiter is not None and not waiter.done():
             try:
-                if self._sink(delta):
+                if self._sink(deltas):
                     return
-                self.deltas.append(delta)
+                self.deltas.extend(deltas)
             except Exception as error:  # it is this reader's alone
                 self.deltas.append(error)
         else:
-            self.deltas.append(delta)
-        if waiter is not None:
-            self._waiter = None
-            if not waiter.done():
-                waiter.set_result(None)
+            self.deltas.extend(deltas)
+        self._wake()
+
+    def end(self) -> None:
+        """The engine is gone."""
+        self.deltas.append(None)
+        self._wake()
+
+    def _wake(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
     def arrival(self) -> asyncio.Future[None]:
         """Done once a delta is there; for use while there is none."""
@@ -82,6 +95,7 @@ class EngineClient:
             socket.setsockopt(zmq.SNDHWM, 0)
             socket.setsockopt(zmq.RCVHWM, 0)
             socket.setsockopt(zmq.LINGER, 0)
+        self._in_now = zmq.Socket.shadow(self._in)  # the same one, for what is there already
         self._outbox: list[wire.Submit | wire.Abort] = []
         self._queues: dict[str, _Inbox] = {}
         self._stats = EngineStats()
@@ -229,33 +243,65 @@ class EngineClient:
             return
         for message in messages:  # the engine is gone
             if isinstance(message, wire.Submit) and message.request.request_id in self._queues:
-                self._queues[message.request.request_id].put(None)
+                self._queues[message.request.request_id].end()
 
     async def _read(self) -> None:
         while True:
-            try:
-                message = wire.decode_from_engine(await self._in.recv())
-            except msgspec.DecodeError:
-                continue  # not from our engine: only its owner can reach the socket, so nothing is lost
-            match message:
-                case wire.Deltas(deltas):
-                    await self._hand_out(deltas)
-                case wire.Stats(stats):
-                    self._stats = stats
-                case wire.Failed(reason, _):
-                    self._die(reason)
-                case _:
-                    pass
+            steps: list[Sequence[TokenDelta]] = []
+            reason: str | None = None
+            for frame in (await self._in.recv(), *self._waiting_frames()):
+                try:
+                    message = wire.decode_from_engine(frame)
+                except msgspec.DecodeError:
+                    continue  # not from our engine: only its owner can reach the socket, so nothing is lost
+                match message:
+                    case wire.Deltas(deltas):
+                        steps.append(deltas)
+                    case wire.Stats(stats):
+                        self._stats = stats
+                    case wire.Failed(reason, _):
+                        pass
+                    case _:
+                        pass
+            await self._hand_out(steps)
+            if reason is not None:
+                self._die(reason)
 
-    async def _hand_out(self, deltas: Sequence[TokenDelta]) -> None:
+    def _waiting_frames(self) -> Iterator[bytes]:
+        """What came while the last frame was handed out: the event loop is behind, and catches up by handing out several steps as one."""
+        for _ in range(_MAX_FRAMES_AT_ONCE - 1):
+            try:
+                yield self._in_now.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+
+    async def _hand_out(self, steps: Sequence[Sequence[TokenDelta]]) -> None:
         slice_end_s = time.monotonic() + _SLICE_S
-        for delta in deltas:
-            inbox = self._queues.get(delta.request_id)
+        for deltas in self._by_request(steps):
+            inbox = self._queues.get(deltas[0].request_id)
             if inbox is not None:
-                inbox.put(delta)
+                if len(deltas) > 1 and deltas[-1].finish_reason is not None:
+                    inbox.put(deltas[:-1])
+                    deltas = deltas[-1:]
+                inbox.put(deltas)
             if time.monotonic() > slice_end_s:
                 await asyncio.sleep(0)
                 slice_end_s = time.monotonic() + _SLICE_S
+
+    def _by_request(self, steps: Sequence[Sequence[TokenDelta]]) -> Iterable[Sequence[TokenDelta]]:
+        """Each request's deltas, in their order. Of several steps first those of requests that have had none yet: they wait longest."""
+        if len(steps) == 1:
+            return zip(steps[0], strict=True)  # tuples of one
+        deltas_of: dict[str, list[TokenDelta]] = {}
+        for deltas in steps:
+            for delta in deltas:
+                deltas_of.setdefault(delta.request_id, []).append(delta)
+
+        def has_begun(deltas: Sequence[TokenDelta]) -> bool:
+            inbox = self._queues.get(deltas[0].request_id)
+            return inbox is not None and not inbox.is_new
+
+        return sorted(deltas_of.values(), key=has_begun)
 
     async def _watch(self) -> None:
         while self._process.exit_code() is None:  # noqa: ASYNC110 - a process gives no event without a thread of its own
@@ -266,4 +312,4 @@ class EngineClient:
         if self._death is None:
             self._death = reason
         for inbox in self._queues.values():
-            inbox.put(None)
+            inbox.end()

@@ -224,6 +224,19 @@ class Detokenizer:
         return _text_delta("".join(parts), num_tokens, delta.finish_reason, delta)
 
 
+def joined(deltas: Sequence[TextDelta]) -> TextDelta:
+    """Deltas that follow one another as one."""
+    return TextDelta(
+        "".join(delta.text for delta in deltas),
+        sum(delta.num_tokens for delta in deltas),
+        deltas[-1].finish_reason,
+        tuple(token_id for delta in deltas for token_id in delta.token_ids),
+        tuple(token for delta in deltas for token in delta.tokens),
+        tuple(entry for delta in deltas for entry in delta.prompt_logprobs),
+        deltas[-1].stop,
+    )
+
+
 def _text_delta(text: str, num_tokens: int, finish_reason: FinishReason | None, delta: TokenDelta) -> TextDelta:
     if not delta.logprobs and not delta.prompt_logprobs:
         return TextDelta(text, num_tokens, finish_reason, delta.token_ids[:num_tokens])

@@ -14,7 +14,7 @@ from paceline.core.request import FinishReason, Request
 from paceline.errors import BadInputError, PacelineError
 from paceline.metrics.requests import FinishedRequest, RequestMetrics
 from paceline.server.chat import Job
-from paceline.server.detokenize import Detokenizer, TextDelta, Vocabulary
+from paceline.server.detokenize import Detokenizer, TextDelta, Vocabulary, joined
 from paceline.server.engine_port import Engine
 from paceline.server.openai.answers import AnswerMetrics, Usage
 
@@ -105,7 +105,8 @@ class Generation:
             Tally(request, Detokenizer(vocabulary, request.prompt_token_ids, job.stops, request.sampling.min_tokens))
             for request in job.requests
         ]
-        self._merged: asyncio.Queue[tuple[int, TextDelta] | None] = asyncio.Queue()  # of several prompts; holds at most their answers
+        # Of several prompts; holds at most their answers.
+        self._merged: asyncio.Queue[tuple[int, TextDelta] | None] | None = asyncio.Queue() if len(self._tallies) > 1 else None
         self._early_end = FinishReason.ABORT
 
     def run(self, sink: TextSink | None = None) -> AsyncGenerator[tuple[int, TextDelta], None]:
@@ -116,7 +117,7 @@ class Generation:
         if len(self._tallies) > 1 or self.job.stops:
             sink = None  # of several answers the order, and where a stop string ends one, are found out on the way to the reader
         streams = [self._run_one(index, sink) for index in range(len(self._tallies))]
-        return streams[0] if len(streams) == 1 else _merge(streams, self._merged)
+        return streams[0] if self._merged is None else _merge(streams, self._merged)
 
     def time_out(self) -> None:
         """Say, before `run` is closed early, that the time limit is why."""
@@ -125,7 +126,7 @@ class Generation:
     def rest(self) -> list[tuple[int, TextDelta]]:
         """What an answer that ran out of time still has to say: text that nobody took from `run`, then the end of each open prompt."""
         rest: list[tuple[int, TextDelta]] = []
-        while not self._merged.empty():
+        while self._merged is not None and not self._merged.empty():
             item = self._merged.get_nowait()
             if item is not None:
                 rest.append(item)
@@ -184,12 +185,15 @@ class Generation:
         tally = self._tallies[index]
         push = tally.detokenizer.push
 
-        def take(delta: TokenDelta) -> bool:
+        def take(deltas: Sequence[TokenDelta]) -> bool:
             assert sink is not None
-            if delta.finish_reason is not None or tally.first_s is None or not sink.is_ready:
+            if deltas[-1].finish_reason is not None or tally.first_s is None or not sink.is_ready:
                 return False
-            text = push(delta)
-            self._observe(tally, delta, text)
+            if len(deltas) == 1:
+                text = push(deltas[0])
+                self._observe(tally, deltas[0], text)
+            else:
+                text = self._observed(tally, deltas)
             sink.take(index, text)
             return True
 
@@ -221,6 +225,15 @@ class Generation:
             self._metrics.finished(_finished(tally, ended or self._early_end))
         tally.is_over = True
         yield index, last
+
+    def _observed(self, tally: Tally, deltas: Sequence[TokenDelta]) -> TextDelta:
+        """The text of deltas that came together, behind the first: a chunk for the client, and to the counts each what it is."""
+        now_s = time.monotonic()
+        self._metrics.next_tokens(now_s - tally.last_s, sum(len(delta.token_ids) for delta in deltas))
+        texts = [tally.detokenizer.push(delta) for delta in deltas]
+        for delta, text in zip(deltas, texts, strict=True):
+            tally.add(delta, text, now_s)
+        return joined(texts)
 
     def _observe(self, tally: Tally, delta: TokenDelta, text: TextDelta) -> None:
         now_s = time.monotonic()

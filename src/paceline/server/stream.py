@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from paceline.errors import PacelineError
 from paceline.metrics.requests import RequestMetrics
 from paceline.server.connection import PART_WRITER, PartWriter
-from paceline.server.detokenize import TextDelta
+from paceline.server.detokenize import TextDelta, joined
 from paceline.server.generation import Generation
 from paceline.server.inflight import InFlight, InterruptedAnswerError, Interruption
 from paceline.server.limits import deadline_of
@@ -246,7 +246,7 @@ class WholeAnswer(GenerationResponse):
         async with aclosing(self._generation.run()) as deltas:
             async for index, delta in deltas:
                 parts[index].append(delta)
-        return self._body([_joined(deltas) for deltas in parts])
+        return self._body([joined(deltas) for deltas in parts])
 
 
 class BodyResponse(WholeAnswer):
@@ -279,18 +279,6 @@ class BodyResponse(WholeAnswer):
         message.add(parser.feed(choice.text))
         message.add(parser.finish())
         return message.fields(), finish_reason(choice.finish_reason, parser.num_calls)
-
-
-def _joined(deltas: Sequence[TextDelta]) -> TextDelta:
-    return TextDelta(
-        "".join(delta.text for delta in deltas),
-        sum(delta.num_tokens for delta in deltas),
-        deltas[-1].finish_reason,
-        tuple(token_id for delta in deltas for token_id in delta.token_ids),
-        tuple(token for delta in deltas for token in delta.tokens),
-        tuple(entry for delta in deltas for entry in delta.prompt_logprobs),
-        deltas[-1].stop,
-    )
 
 
 async def send_error(send: Send, error: ErrorAnswer, body: bytes) -> None:

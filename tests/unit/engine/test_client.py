@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -177,25 +177,27 @@ async def test_a_sink_takes_what_comes_while_the_reader_waits() -> None:
     taken: list[TokenDelta] = []
     deltas = [TokenDelta("a", (number,)) for number in range(6)]
 
-    def sink(delta: TokenDelta) -> bool:
-        if delta is deltas[3]:
+    def sink(offered: Sequence[TokenDelta]) -> bool:
+        if deltas[3] in offered:
             return False
-        if delta is deltas[5]:
+        if deltas[5] in offered:
             raise ValueError("it is broken")
-        taken.append(delta)
+        taken.extend(offered)
         return True
 
     inbox = _Inbox(sink)
-    inbox.put(deltas[0])
+    assert inbox.is_new
+    inbox.put(deltas[:1])
     assert inbox.deltas.popleft() is deltas[0], "nobody waited"
+    assert not inbox.is_new
     arrival = inbox.arrival()
-    for delta in deltas[1:4]:
-        inbox.put(delta)
-    inbox.put(deltas[4])
+    inbox.put(deltas[1:3])
+    inbox.put(deltas[3:4])
+    inbox.put(deltas[4:5])
     assert arrival.done()
     assert (taken, list(inbox.deltas)) == (deltas[1:3], deltas[3:5])
     inbox.deltas.clear()
     arrival = inbox.arrival()
-    inbox.put(deltas[5])
+    inbox.put(deltas[5:])
     await arrival
     assert isinstance(inbox.deltas[0], ValueError)
