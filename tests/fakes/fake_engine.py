@@ -81,7 +81,7 @@ class FakeEngine:
         self._death.set()
 
     async def submit(
-        self, request: Request, sink: Callable[[Sequence[TokenDelta]], bool] | None = None
+        self, request: Request, sink: Callable[[TokenDelta, Sequence[TokenDelta]], bool] | None = None
     ) -> AsyncGenerator[TokenDelta, None]:
         if not self.is_alive:
             raise EngineDeadError("the fake engine is dead")
@@ -97,7 +97,7 @@ class FakeEngine:
                     return
                 await self._wait(index)
                 is_finished = delta.finish_reason is not None
-                if sink is None or not sink([delta]):
+                if sink is None or not sink(delta, ()):
                     yield delta
         except EngineDeadError:
             is_finished = True

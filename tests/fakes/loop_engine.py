@@ -32,7 +32,7 @@ class LoopEngine:
         return self._engine.stats()
 
     async def submit(
-        self, request: Request, sink: Callable[[Sequence[TokenDelta]], bool] | None = None
+        self, request: Request, sink: Callable[[TokenDelta, Sequence[TokenDelta]], bool] | None = None
     ) -> AsyncGenerator[TokenDelta, None]:
         queue = self._queues[request.request_id] = asyncio.Queue()
         output: list[int] = []
@@ -44,7 +44,7 @@ class LoopEngine:
             while True:
                 delta = await queue.get()
                 output += delta.token_ids
-                if sink is None or not sink([delta]):
+                if sink is None or not sink(delta, ()):
                     yield delta
                 if delta.finish_reason is not None:
                     return

@@ -7,6 +7,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from itertools import repeat
 from pathlib import Path
 
 import msgspec
@@ -31,10 +32,10 @@ _SLICE_S = (
 )
 
 
-DeltaSink = Callable[[Sequence[TokenDelta]], bool]
-"""Takes deltas, all of them, in place of the reader (True), or leaves them to the reader (False). Must not block.
+DeltaSink = Callable[[TokenDelta, Sequence[TokenDelta]], bool]
+"""Takes a delta, and those behind it, in place of the reader (True), or leaves all of them to the reader (False). Must not block.
 
-There are several only where the event loop is behind, and none but the last can have a finish reason.
+There are some behind it only where the event loop is behind, and none of several has a finish reason.
 """
 
 
@@ -52,18 +53,18 @@ class _Inbox:
         self._waiter: asyncio.Future[None] | None = None
         self.is_new = True  # nothing has come yet
 
-    def put(self, deltas: Sequence[TokenDelta]) -> None:
+    def put(self, delta: TokenDelta, more: Sequence[TokenDelta] = ()) -> None:
         self.is_new = False
         waiter = self._waiter
         if self._sink is not None and waiter is not None and not waiter.done():
             try:
-                if self._sink(deltas):
+                if self._sink(delta, more):
                     return
-                self.deltas.extend(deltas)
+                self.deltas += (delta, *more)
             except Exception as error:  # it is this reader's alone
                 self.deltas.append(error)
         else:
-            self.deltas.extend(deltas)
+            self.deltas += (delta, *more)
         self._wake()
 
     def end(self) -> None:
@@ -277,21 +278,25 @@ class EngineClient:
 
     async def _hand_out(self, steps: Sequence[Sequence[TokenDelta]]) -> None:
         slice_end_s = time.monotonic() + _SLICE_S
-        for deltas in self._by_request(steps):
-            inbox = self._queues.get(deltas[0].request_id)
+        for delta, more in self._by_request(steps):
+            inbox = self._queues.get(delta.request_id)
             if inbox is not None:
-                if len(deltas) > 1 and deltas[-1].finish_reason is not None:
-                    inbox.put(deltas[:-1])
-                    deltas = deltas[-1:]
-                inbox.put(deltas)
+                if more and more[-1].finish_reason is not None:
+                    inbox.put(delta, more[:-1])
+                    inbox.put(more[-1])
+                else:
+                    inbox.put(delta, more)
             if time.monotonic() > slice_end_s:
                 await asyncio.sleep(0)
                 slice_end_s = time.monotonic() + _SLICE_S
 
-    def _by_request(self, steps: Sequence[Sequence[TokenDelta]]) -> Iterable[Sequence[TokenDelta]]:
-        """Each request's deltas, in their order. Of several steps first those of requests that have had none yet: they wait longest."""
+    def _by_request(self, steps: Sequence[Sequence[TokenDelta]]) -> Iterable[tuple[TokenDelta, Sequence[TokenDelta]]]:
+        """Each request's first delta and those behind it, in their order.
+
+        Of several steps first those of requests that have had none yet: they wait longest.
+        """
         if len(steps) == 1:
-            return zip(steps[0], strict=True)  # tuples of one
+            return zip(steps[0], repeat(()), strict=False)
         deltas_of: dict[str, list[TokenDelta]] = {}
         for deltas in steps:
             for delta in deltas:
@@ -301,7 +306,7 @@ class EngineClient:
             inbox = self._queues.get(deltas[0].request_id)
             return inbox is not None and not inbox.is_new
 
-        return sorted(deltas_of.values(), key=has_begun)
+        return [(deltas[0], deltas[1:]) for deltas in sorted(deltas_of.values(), key=has_begun)]
 
     async def _watch(self) -> None:
         while self._process.exit_code() is None:  # noqa: ASYNC110 - a process gives no event without a thread of its own

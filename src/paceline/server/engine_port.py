@@ -22,10 +22,10 @@ class Engine(Protocol):
         """The latest report, at most a step or 250 ms old."""
         ...
 
-    def submit(self, request: Request, sink: Callable[[Sequence[TokenDelta]], bool] | None = None) -> AsyncIterator[TokenDelta]:
+    def submit(self, request: Request, sink: Callable[[TokenDelta, Sequence[TokenDelta]], bool] | None = None) -> AsyncIterator[TokenDelta]:
         """Run a request; the last delta has a finish reason.
 
-        `sink` is offered the deltas that come while the reader waits, mostly one, and says whether it took them in the reader's place.
+        `sink` is offered each delta that comes while the reader waits, with those behind it, and says whether it took them in its place.
         An async generator: closing it early aborts the request. Raises EngineDeadError when the engine is or goes away.
         """
         ...

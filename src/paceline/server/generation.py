@@ -185,15 +185,15 @@ class Generation:
         tally = self._tallies[index]
         push = tally.detokenizer.push
 
-        def take(deltas: Sequence[TokenDelta]) -> bool:
+        def take(delta: TokenDelta, more: Sequence[TokenDelta]) -> bool:
             assert sink is not None
-            if deltas[-1].finish_reason is not None or tally.first_s is None or not sink.is_ready:
+            if delta.finish_reason is not None or tally.first_s is None or not sink.is_ready:
                 return False
-            if len(deltas) == 1:
-                text = push(deltas[0])
-                self._observe(tally, deltas[0], text)
+            if more:
+                text = self._observed(tally, (delta, *more))
             else:
-                text = self._observed(tally, deltas)
+                text = push(delta)
+                self._observe(tally, delta, text)
             sink.take(index, text)
             return True
 

@@ -16,7 +16,7 @@ import pytest_asyncio
 from paceline.config import EngineConfig
 from paceline.core.outcome import TokenDelta
 from paceline.core.request import FinishReason, Request, SamplingParams
-from paceline.engine.client import EngineClient, _Inbox
+from paceline.engine.client import DeltaSink, EngineClient, _Inbox
 from paceline.engine.process import EngineProcess
 from paceline.errors import BadInputError, EngineDeadError, MissingError
 from tests.fakes.tiny_models import make_tiny_model
@@ -177,27 +177,59 @@ async def test_a_sink_takes_what_comes_while_the_reader_waits() -> None:
     taken: list[TokenDelta] = []
     deltas = [TokenDelta("a", (number,)) for number in range(6)]
 
-    def sink(offered: Sequence[TokenDelta]) -> bool:
-        if deltas[3] in offered:
+    def sink(delta: TokenDelta, more: Sequence[TokenDelta]) -> bool:
+        if delta is deltas[3]:
             return False
-        if deltas[5] in offered:
+        if delta is deltas[5]:
             raise ValueError("it is broken")
-        taken.extend(offered)
+        taken.extend((delta, *more))
         return True
 
     inbox = _Inbox(sink)
-    assert inbox.is_new
-    inbox.put(deltas[:1])
+    inbox.put(deltas[0])
     assert inbox.deltas.popleft() is deltas[0], "nobody waited"
-    assert not inbox.is_new
     arrival = inbox.arrival()
-    inbox.put(deltas[1:3])
-    inbox.put(deltas[3:4])
-    inbox.put(deltas[4:5])
+    inbox.put(deltas[1], deltas[2:3])
+    inbox.put(deltas[3], deltas[4:5])
     assert arrival.done()
     assert (taken, list(inbox.deltas)) == (deltas[1:3], deltas[3:5])
     inbox.deltas.clear()
     arrival = inbox.arrival()
-    inbox.put(deltas[5:])
+    inbox.put(deltas[5])
     await arrival
     assert isinstance(inbox.deltas[0], ValueError)
+
+
+async def test_steps_that_wait_are_handed_out_as_one_and_new_requests_come_first() -> None:
+    """Each request's tokens in their order, its end by itself."""
+    taken: dict[str, list[tuple[int, ...]]] = {}
+    order: list[str] = []
+
+    def sink_of(request_id: str) -> DeltaSink:
+        def sink(delta: TokenDelta, more: Sequence[TokenDelta]) -> bool:
+            order.append(request_id)
+            taken.setdefault(request_id, []).append(tuple(token_id for each in (delta, *more) for token_id in each.token_ids))
+            return delta.finish_reason is None
+
+        return sink
+
+    process = EngineProcess()
+    client = EngineClient(process)
+    try:
+        inboxes = client._queues = {name: _Inbox(sink_of(name)) for name in ("old", "ending", "new")}
+        arrivals = [inbox.arrival() for inbox in inboxes.values()]
+        await client._hand_out([[TokenDelta("old", (1,)), TokenDelta("ending", (1,))]])
+        assert (order, taken) == (["old", "ending"], {"old": [(1,)], "ending": [(1,)]})
+        order.clear()
+        steps = [
+            [TokenDelta("old", (2,)), TokenDelta("ending", (2,)), TokenDelta("gone", (2,))],
+            [TokenDelta("old", (3, 4)), TokenDelta("ending", (3,)), TokenDelta("new", (1,))],
+            [TokenDelta("old", (5,)), TokenDelta("ending", (4,), FinishReason.LENGTH), TokenDelta("new", (2,))],
+        ]
+        await client._hand_out(steps)
+        assert order == ["new", "old", "ending", "ending"]
+        assert taken == {"old": [(1,), (2, 3, 4, 5)], "ending": [(1,), (2, 3), (4,)], "new": [(1, 2)]}
+        assert [arrival.done() for arrival in arrivals] == [False, True, False]
+        assert list(inboxes["ending"].deltas) == [steps[2][1]]
+    finally:
+        await client.close(grace_s=0.0)
