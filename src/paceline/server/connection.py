@@ -32,8 +32,9 @@ class PartWriter:
     def is_ready(self) -> bool:
         """Whether a part may be written now: the body has begun and has no end yet, and the client takes what it gets."""
         cycle = self._cycle
-        is_open = cycle.chunked_encoding and cycle.response_started and not cycle.response_complete
-        return bool(is_open and not cycle.disconnected and not cycle.flow.write_paused)
+        if cycle.response_complete or cycle.disconnected or cycle.flow.write_paused:
+            return False
+        return cycle.response_started and cycle.chunked_encoding is True
 
     def write(self, part: bytes) -> None:
         """Write a part that is not empty; for use while `is_ready`."""

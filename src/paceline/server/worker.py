@@ -271,6 +271,8 @@ class Worker:
         """Send the first call, and small ones behind a small one. Without waiting: what the child does not take is in the call's time."""
         assert self._child is not None
         assert self._child.stdin is not None
+        if self._num_sent > _MAX_AHEAD // 2:
+            return  # it has enough for now, and a write wakes it
         parts: list[bytes] = []
         while self._num_sent < len(self._calls):
             call = self._calls[self._num_sent]

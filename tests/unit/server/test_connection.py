@@ -1,10 +1,11 @@
 """Clients that read slowly or not at all, over a real socket: what the server holds for them is bounded, and they are let go."""
 
+import asyncio
 import json
 import socket
 import time
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from paceline.config import ServerConfig
 from paceline.core.outcome import TokenDelta
 from paceline.core.request import Request
+from paceline.engine.client import DeltaSink
 from paceline.server import connection
 from tests.fakes.fake_engine import FACTS, FakeEngine
 from tests.fakes.served import Served
@@ -128,8 +130,24 @@ def test_a_slow_but_steady_reader_gets_everything(served: Served) -> None:
     assert 'paceline_errors_total{kind="slow_reader"} 0.0' in counts(served)
 
 
-def test_text_is_whole_on_both_ways_to_the_client(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+async def submit_together(self: CountingEngine, request: Request, sink: DeltaSink | None = None) -> AsyncGenerator[TokenDelta, None]:
+    """As the engine's client does it where the event loop is behind: three steps as one, but for the first and the last."""
+    first, *middle, last = self._deltas(request)
+    yield first
+    for start in range(0, len(middle), 3):
+        await asyncio.sleep(0)
+        delta, *more = middle[start : start + 3]
+        if sink is None or not sink(delta, more):
+            for each in (delta, *more):
+                yield each
+    yield last
+
+
+@pytest.mark.parametrize("num_together", [1, 3])
+def test_text_is_whole_on_both_ways_to_the_client(served: Served, monkeypatch: pytest.MonkeyPatch, num_together: int) -> None:
     """A client that pauses makes the server change between them; nothing is lost, doubled or out of order."""
+    if num_together > 1:
+        monkeypatch.setattr(CountingEngine, "submit", submit_together)
     num_tokens, ways = 6000, {"short": 0, "long": 0}
     write, send = connection.PartWriter.write, RequestResponseCycle.send
 
@@ -151,7 +169,8 @@ def test_text_is_whole_on_both_ways_to_the_client(served: Served, monkeypatch: p
                 time.sleep(0.01)
             data += client.recv(8192)
     body = bytes(data).split(b"\r\n\r\n", 1)[1]
-    streamed = "".join(event["choices"][0]["text"] for event in events_of(body))
+    events = events_of(body)
+    streamed = "".join(event["choices"][0]["text"] for event in events)
     whole = json.loads(
         urllib.request.urlopen(
             urllib.request.Request(
@@ -163,6 +182,7 @@ def test_text_is_whole_on_both_ways_to_the_client(served: Served, monkeypatch: p
         ).read()
     )
     assert streamed == whole["choices"][0]["text"]
+    assert (len(events) < num_tokens * 0.9) == (num_together > 1), "what comes together is one chunk"
     assert ways["short"] > 100, ways
     assert ways["long"] > 3, "the start, the first text, the end, and more"
 
