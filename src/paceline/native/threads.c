@@ -121,7 +121,8 @@ static void begin_next(pl_pool *pool, int32_t index, int64_t *clock_ns)
     atomic_store(&pool->word, number << (2 * COUNT_BITS) | (uint64_t)num_tasks << COUNT_BITS);
     atomic_fetch_add(&pool->signal, 1);
     /* One task is the beginner's own: no need for others. A run's end concerns the caller alone. */
-    if ((num_tasks > 1 && atomic_load(&pool->num_sleeping) > 0) || (num_tasks == 0 && atomic_load(&pool->is_caller_sleeping)))
+    const int32_t is_caller_sleeping = atomic_load(&pool->is_caller_sleeping);
+    if (num_tasks > 1 ? is_caller_sleeping || atomic_load(&pool->num_sleeping) > 0 : num_tasks == 0 && is_caller_sleeping)
         wake_all(&pool->signal);
 }
 
