@@ -18,7 +18,7 @@ class SwitchOff(StrEnum):
     """Why drafting stopped."""
 
     ACCEPTANCE = "acceptance"  # too few drafts are accepted
-    DRAFTER_TIME = "drafter_time"  # enough are accepted, but the drafter takes too long
+    DRAFTER_TIME = "drafter_time"  # enough are accepted, but drafting and verifying them takes too long
     ROW = "row"  # a request of the batch would be slowed down for the others
     POSITION = "position"  # drafts beyond a position are no longer accepted: shorter ones go on
     ACCOUNT = "account"  # what may be lost against plain decoding is spent

@@ -12,7 +12,7 @@ _MEMORY = 0.95  # weight of a step's mean draft length after each newer step
 
 _EXPLANATIONS: Mapping[SwitchOff, str] = {
     SwitchOff.ACCEPTANCE: "too few drafts are accepted",
-    SwitchOff.DRAFTER_TIME: "drafts are accepted, but the drafter takes too long",
+    SwitchOff.DRAFTER_TIME: "drafts are accepted, but drafting and verifying them takes too long",
     SwitchOff.ROW: "a request of the batch would be slowed down for the others",
     SwitchOff.POSITION: "drafts beyond a position are no longer accepted; shorter ones go on",
     SwitchOff.ACCOUNT: "what may be lost against plain decoding is spent",
