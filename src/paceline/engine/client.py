@@ -95,7 +95,7 @@ class EngineClient:
             socket.setsockopt(zmq.SNDHWM, 0)
             socket.setsockopt(zmq.RCVHWM, 0)
             socket.setsockopt(zmq.LINGER, 0)
-        self._in_now = zmq.Socket.shadow(self._in)  # the same one, for what is there already
+        self._in_now: zmq.SyncSocket = zmq.Socket(shadow=self._in)  # the same one, for what is there already
         self._outbox: list[wire.Submit | wire.Abort] = []
         self._queues: dict[str, _Inbox] = {}
         self._stats = EngineStats()
