@@ -56,6 +56,14 @@ def plain_against_transformers(num_pairs: int) -> tuple[Paired, dict[str, object
     return paired, _speeds(paired, 127)
 
 
+def int4_against_half(num_pairs: int) -> tuple[Paired, dict[str, object]]:
+    """Plain decode of the default, 4-bit weights through the C program, against 16-bit weights through torch; prompt 128, output 128."""
+    packed, half = LLM(EngineConfig(model=SMOLLM2, draft="none")), LLM(EngineConfig(model=SMOLLM2, draft="none", dtype="bfloat16"))
+    prompts, same_prompts = _windows(packed), _windows(half)
+    paired = run_pairs(lambda: _decode_s(packed, next(prompts), 128), lambda: _decode_s(half, next(same_prompts), 128), num_pairs)
+    return paired, _speeds(paired, 127)
+
+
 def zero_drafts_against_none(num_pairs: int) -> tuple[Paired, dict[str, object]]:
     """A loaded ngram drafter with K forced to 0, against an engine without a drafter.
 
@@ -73,7 +81,7 @@ def copy_with_ngram(num_pairs: int) -> tuple[Paired, dict[str, object]]:
     llm = LLM(EngineConfig(model=SMOLLM2))
     prompt = llm.encode(COPY.read_text())
     drafted = _run(llm, [prompt], 128)[0]
-    assert drafted.token_ids == _run(llm, [prompt], 128, 0)[0].token_ids, "the copy task is a near tie in bf16: choose another"
+    assert drafted.token_ids == _run(llm, [prompt], 128, 0)[0].token_ids, "the copy task is a near tie: choose another"
     paired = run_pairs(lambda: _decode_s(llm, prompt, 128), lambda: _decode_s(llm, prompt, 128, 0), num_pairs)
     return paired, _speeds(paired, len(drafted.token_ids) - 1) | _acceptance([drafted])
 
@@ -107,12 +115,11 @@ def eight_against_one(num_pairs: int) -> tuple[Paired, dict[str, object]]:
 
 
 def draft_model(num_pairs: int) -> tuple[Paired, dict[str, object]]:
-    """Qwen2.5-Coder 1.5B with the 0.5B drafter, K=3, greedy, six code prompts in turn, bf16, against K=0 in the same engine."""
+    """Qwen2.5-Coder 1.5B with the 0.5B drafter, K=3, greedy, six code prompts in turn, against K=0 in the same engine."""
     config = EngineConfig(
         model="qwen2.5-coder-1.5b-instruct",
         draft="qwen2.5-coder-0.5b-instruct",
         max_draft_length=3,
-        dtype="bfloat16",
         enable_prefix_caching=False,
     )
     llm = LLM(config)
@@ -133,6 +140,7 @@ def draft_model(num_pairs: int) -> tuple[Paired, dict[str, object]]:
 
 ROWS: dict[str, Callable[[int], tuple[Paired, dict[str, object]]]] = {
     "plain-vs-transformers": plain_against_transformers,
+    "int4-vs-bfloat16": int4_against_half,
     "k0-vs-none": zero_drafts_against_none,
     "copy-ngram": copy_with_ngram,
     "batch-8": eight_against_one,
