@@ -36,6 +36,7 @@ def cost_key(config: EngineConfig, facts: EngineFacts, runtime: str, threads: in
         "threads": threads,
         "device": facts.device,
         "dtype": facts.dtype,
+        "runner": next((f"{choice.implementation}: {choice.reason}" for choice in facts.choices if choice.name == "forward"), ""),
         "model": facts.model_name,
         "architecture": facts.architecture,
         "target_weight_bytes": facts.target_weight_bytes,
