@@ -14,6 +14,7 @@
 enum {
     BLOCK = 4,  /* tokens at a time: their sums of a group fill the registers */
     CHUNK = 32, /* groups at a time: 17 KB of 8-bit weights, which stay in the first-level cache while all tokens pass */
+    AHEAD = 2048,
 };
 
 /* Holds a value in a register at this point. Without it the compiler moves the sums of all tokens past each other, and spills. */
@@ -21,6 +22,7 @@ enum {
 
 /* Up to BLOCK tokens in up to CHUNK groups. */
 typedef struct {
+    int64_t ahead; /* bytes from what is computed to what is fetched: AHEAD where the weights come from memory, else 0 */
     const int8_t *q[BLOCK];
     float step[BLOCK][CHUNK];   /* the group's scale */
     float offset[BLOCK][CHUNK]; /* scale times sum: how often a minimum counts */
@@ -37,6 +39,14 @@ PL_INLINE __m256 load_halves(const uint8_t *from)
     __m128i halves = _mm_loadu_si128((const __m128i *)from);
     KEEP(halves);
     return _mm256_cvtph_ps(halves);
+}
+
+/* Ask for a group of weights before they are needed. The processor's own guess of what comes next ends with every page of 4 KB: without
+ * this, one token took up to 1.4 times as long. Past the second-level cache, for no weight is read twice from it. */
+PL_INLINE void fetch(const uint8_t *group, int32_t num_bytes)
+{
+    for (int32_t line = 0; line < num_bytes; line += 64)
+        _mm_prefetch((const char *)group + line, _MM_HINT_NTA);
 }
 
 PL_INLINE __m256i broadcast_four(const int8_t *q)
@@ -67,6 +77,7 @@ PL_INLINE void w4_groups(const uint8_t *group, int32_t num_groups, const operand
 {
     const __m256i low = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
     for (int32_t g = 0; g < num_groups; g++, group += PL_W4_BYTES) {
+        fetch(group + in->ahead, PL_W4_BYTES);
         __m256i pairs[BLOCK][2];
 #pragma GCC unroll 4
         for (int line = 0; line < 4; line++) {
@@ -98,6 +109,7 @@ PL_INLINE void w8_groups(const uint8_t *group, int32_t num_groups, const operand
 {
     const __m256i ones = _mm256_set1_epi16(1);
     for (int32_t g = 0; g < num_groups; g++, group += PL_W8_BYTES) {
+        fetch(group + in->ahead, PL_W8_BYTES);
         __m256i dot[BLOCK][2];
 #pragma GCC unroll 8
         for (int line = 0; line < 8; line++) {
@@ -131,27 +143,33 @@ PL_INLINE void w8_groups(const uint8_t *group, int32_t num_groups, const operand
     }
 }
 
-/* n tokens from `first` against a chunk that begins with the matrix's group `from`; `out` has the sums before it, unless that is 0. */
-PL_INLINE void chunk_product(
-    const uint8_t *chunk, const int32_t groups[2], const pl_acts *acts, int32_t first, const int n, float *out, int64_t stride, const int format)
+/* Groups from .. from + num_groups - 1 of a tile. */
+typedef struct {
+    const uint8_t *data;
+    int32_t from, num_groups;
+    int64_t ahead;
+} part;
+
+/* n tokens from `first` against a part of a tile; `out` has the sums of the parts before it. */
+PL_INLINE void part_product(const part *of, const pl_acts *acts, int32_t first, const int n, float *out, int64_t stride, const int format)
 {
-    const int32_t from = groups[0], num_groups = groups[1], all_groups = acts->k / PL_GROUP;
     operands in;
     __m256 total[BLOCK][2];
+    in.ahead = of->ahead;
     for (int t = 0; t < n; t++) {
-        const int64_t at = (int64_t)(first + t) * all_groups + from;
-        in.q[t] = acts->q + (int64_t)(first + t) * acts->stride + from * PL_GROUP;
-        for (int32_t g = 0; g < num_groups; g++) {
+        const int64_t at = (int64_t)(first + t) * (acts->k / PL_GROUP) + of->from;
+        in.q[t] = acts->q + (int64_t)(first + t) * acts->stride + of->from * PL_GROUP;
+        for (int32_t g = 0; g < of->num_groups; g++) {
             in.step[t][g] = acts->scale[at + g];
             in.offset[t][g] = acts->scale[at + g] * (float)acts->sum[at + g];
         }
         for (int half = 0; half < 2; half++)
-            total[t][half] = from == 0 ? _mm256_setzero_ps() : _mm256_loadu_ps(out + t * stride + 8 * half);
+            total[t][half] = of->from == 0 ? _mm256_setzero_ps() : _mm256_loadu_ps(out + t * stride + 8 * half);
     }
     if (format == PL_W4)
-        w4_groups(chunk, num_groups, &in, n, total);
+        w4_groups(of->data, of->num_groups, &in, n, total);
     else
-        w8_groups(chunk, num_groups, &in, n, total);
+        w8_groups(of->data, of->num_groups, &in, n, total);
     for (int t = 0; t < n; t++)
         for (int half = 0; half < 2; half++)
             _mm256_storeu_ps(out + t * stride + 8 * half, total[t][half]);
@@ -161,17 +179,19 @@ PL_INLINE void tile_product(
     const uint8_t *tile, int32_t num_groups, const pl_acts *acts, int32_t first, int32_t count, float *out, int64_t stride, const int format)
 {
     for (int32_t from = 0; from < num_groups; from += CHUNK) {
-        const int32_t groups[2] = {from, num_groups - from < CHUNK ? num_groups - from : CHUNK};
-        const uint8_t *chunk = tile + (int64_t)from * (format == PL_W4 ? PL_W4_BYTES : PL_W8_BYTES);
+        const uint8_t *data = tile + (int64_t)from * (format == PL_W4 ? PL_W4_BYTES : PL_W8_BYTES);
+        part of = {.data = data, .from = from, .num_groups = num_groups - from < CHUNK ? num_groups - from : CHUNK, .ahead = AHEAD};
         int32_t t = 0;
-        for (; t + 4 <= count; t += 4)
-            chunk_product(chunk, groups, acts, first + t, 4, out + t * stride, stride, format);
+        for (; t + 4 <= count; t += 4) {
+            part_product(&of, acts, first + t, 4, out + t * stride, stride, format);
+            of.ahead = 0;
+        }
         if (count - t == 3)
-            chunk_product(chunk, groups, acts, first + t, 3, out + t * stride, stride, format);
+            part_product(&of, acts, first + t, 3, out + t * stride, stride, format);
         else if (count - t == 2)
-            chunk_product(chunk, groups, acts, first + t, 2, out + t * stride, stride, format);
+            part_product(&of, acts, first + t, 2, out + t * stride, stride, format);
         else if (count - t == 1)
-            chunk_product(chunk, groups, acts, first + t, 1, out + t * stride, stride, format);
+            part_product(&of, acts, first + t, 1, out + t * stride, stride, format);
     }
 }
 

@@ -129,7 +129,7 @@ MUTATIONS = {
     "avx2.c": (
         ("_mm256_srli_epi16(a, 4)", "_mm256_srli_epi16(a, 3)"),
         ("_mm256_mul_ps(dot, both)", "_mm256_mul_ps(_mm256_mul_ps(dot, scale), _mm256_set1_ps(in->step[t][g]))"),  # another order
-        ("from == 0 ? _mm256_setzero_ps()", "from == from ? _mm256_setzero_ps()"),  # later chunks forget the earlier ones
+        ("of->from == 0 ? _mm256_setzero_ps()", "of->from >= 0 ? _mm256_setzero_ps()"),  # later chunks forget the earlier ones
         ("_mm256_abs_epi8(b)", "_mm256_abs_epi8(a)"),
     ),
     "portable.c": (("(both >> 4) * q[i + 16]", "(both >> 4) * q[i]"), ("scale[g] * (float)sum[g]", "scale[g] * (float)(sum[g] + 1)")),
