@@ -44,8 +44,8 @@ def pages_of(count: int, page_size: int = PAGE_SIZE, seed: int = 5) -> list[int]
 
 @pytest.mark.parametrize("name", SPECS)
 def test_one_layer_is_that_of_numpy(library: Library, pool: int, name: str) -> None:
-    # Where numpy's double precision rounds an activation to the other side, that token is off by a quantum. Most are not, and with one layer
-    # no other token sees it.
+    # Where numpy's double precision rounds an activation to the other side, that token is off by a quantum. Most are not, and with one
+    # layer no other token sees it.
     spec = replace(SPECS[name], num_layers=1)
     model = Model(library, spec, seed=1)
     tokens = tokens_of(spec, NUM_TOKENS)
