@@ -3,21 +3,31 @@
 import os
 import platform
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
 
 from paceline.cli.facts import choice_lines, facts_lines
 from paceline.cli.progress import ConsoleProgress
 from paceline.cli.sizes import shown, size_text
 from paceline.config import EngineConfig, check_engine
 
+if TYPE_CHECKING:  # torch takes seconds to load, and most of what is shown needs none
+    from paceline.forward.op_times import OpTime
+
 _PACKAGES = ("torch", "numpy", "safetensors", "tokenizers", "gguf", "msgspec", "pyzmq", "fastapi", "uvicorn", "uvloop")
 # Instruction sets that decide which kernels run and how fast: in /proc/cpuinfo's words.
 _CPU_FEATURES = ("avx2", "fma", "f16c", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "avx_vnni", "avx_ne_convert")
 
 
-def doctor(*, config: EngineConfig = EngineConfig()) -> None:  # noqa: B008 - frozen
+def doctor(
+    *,
+    profile: Annotated[bool, Parameter(help="Run some steps and show the time of each kind of op.", negative="")] = False,
+    config: EngineConfig = EngineConfig(),  # noqa: B008 - frozen
+) -> None:
     """Show versions, CPU, cache, and for a model in the cache the memory plan, the kernels and why they are chosen.
 
     Takes the engine's flags, so that a configuration can be tried without a server. Exit 0 if the model loads.
@@ -27,7 +37,7 @@ def doctor(*, config: EngineConfig = EngineConfig()) -> None:  # noqa: B008 - fr
         for line in lines:
             print(f"{title:<9} {line}")
             title = ""
-    print("\n".join(model_lines(config)))
+    print("\n".join(model_lines(config, profile)))
 
 
 def version_lines() -> Iterator[str]:
@@ -76,7 +86,7 @@ def cache_lines() -> Iterator[str]:
         yield f"{entry.name} {entry.state}" + (f", {size_text(entry.size_bytes)}" if entry.size_bytes else "")
 
 
-def model_lines(config: EngineConfig) -> list[str]:
+def model_lines(config: EngineConfig, profile: bool = False) -> list[str]:
     """Load the configured model as `serve` would and say what came of it. Raises what loading raises."""
     from paceline.executor.load import load_executor
     from paceline.weights.resolve import needs_draft_model
@@ -90,8 +100,19 @@ def model_lines(config: EngineConfig) -> list[str]:
     if folder is None or missing is not None:
         return [f"model     {missing} is not here yet; `paceline models pull {missing}` fetches it, then this shows kernels and memory"]
     with ConsoleProgress() as progress:
-        facts = load_executor(config, str(folder), str(draft_folder) if draft_folder else None, progress)[1]
-    return [*facts_lines(name, facts, config), *choice_lines(facts.choices)]
+        executor, facts = load_executor(config, str(folder), str(draft_folder) if draft_folder else None, progress)
+    lines = [*facts_lines(name, facts, config), *choice_lines(facts.choices)]
+    return [*lines, *profile_lines(executor.op_times())] if profile else lines
+
+
+def profile_lines(times: Sequence["OpTime"]) -> list[str]:
+    """Milliseconds of a step of one token and what it reads per second, by kind of op and together."""
+    if not times:
+        return ["profile   only the native step measures its ops; see `quantization` above"]
+    total_ms, num_bytes = sum(time.ms for time in times), sum(time.num_bytes for time in times)
+    rows = [(time.name, time.ms, time.num_bytes, time.bytes_per_s) for time in times]
+    rows.append(("all, one token", total_ms, num_bytes, num_bytes / (total_ms * 1e-3)))
+    return [f"profile   {name:<24} {ms:8.3f} ms  {size_text(size):>9}  {rate / 1e9:6.1f} GB/s" for name, ms, size, rate in rows]
 
 
 def local_folder(model: str) -> Path | None:

@@ -14,6 +14,8 @@ from paceline.core.plan import StepPlan
 from paceline.executor.grammar import Grammars
 from paceline.executor.slots import SlotTable
 from paceline.executor.step import Target, run_step
+from paceline.forward.native import Native
+from paceline.forward.op_times import OpTime, op_times
 from paceline.speculative.drafter import Drafter
 
 
@@ -46,6 +48,11 @@ class Executor:
         """Run a plan on slots of its own, which no request will see. Only before the first `submit`: it writes into pages."""
         with torch.inference_mode():
             return run_step(plan, SlotTable(self._slots.grammars), self._drafter, self._target)
+
+    def op_times(self) -> tuple[OpTime, ...]:
+        """Where the target's time goes, by kind of op; () if its runner does not say. Only before the first `submit`."""
+        forward = self._target.forward
+        return op_times(forward) if isinstance(forward, Native) else ()
 
     def collect(self) -> StepOutcome:
         return self._outcomes.popleft()

@@ -109,6 +109,9 @@ class Native:
         reason = f"one call per step, {pool.library.variant}, {pool.num_threads} threads"
         self._choices = (Choice("forward", "native", reason), *choices)
         self._weight_bytes = sum(matrix.data.nbytes for matrix in matrices.values())
+        self.weight_bytes_by_kind = dict.fromkeys(OP_KINDS, 0)
+        for op in program.ops:
+            self.weight_bytes_by_kind[op.kind] += sum(matrices[names].data.nbytes for names in matrix_names(op))
         self._program = _CProgram(program, matrices, vectors, pool.library)
         self._batch = _BatchMemory()
         self._logits = _ResultMemory(self._spec.vocab_size)

@@ -6,6 +6,7 @@ import pytest
 
 from paceline.cli import doctor
 from paceline.cli.main import run
+from paceline.core.program import OpKind
 from tests.fakes.tiny_models import make_tiny_model
 
 CPUINFO = """processor\t: 0
@@ -61,6 +62,31 @@ def test_doctor_with_a_model_shows_memory_and_kernels(capsys: pytest.CaptureFixt
     assert "pages of 16 tokens" in printed
     ops = [line.split()[1] for line in printed.splitlines() if line.startswith("op ")]
     assert {"embed", "paged_attention", "norm_head"} <= set(ops)
+
+
+def test_doctor_shows_the_time_of_each_op(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "model", "qwen3", vocab_size=320)
+    common = ["doctor", "--model", str(folder), "--draft", "none", "--kv-cache-memory-bytes", "1000000", "--profile"]
+    assert run(common) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["op", "forward", "native"] in [words[:3] for words in lines]
+    profile = [words for words in lines if words[0] == "profile"]
+    assert [words[1] for words in profile] == [str(kind) for kind in OpKind] + ["all,"]
+    total_ms = [float(words[words.index("ms") - 1]) for words in profile]
+    assert min(total_ms) >= 0
+    assert total_ms[-1] == pytest.approx(sum(total_ms[:-1]), abs=0.01)
+    assert run([*common, "--quantization", "none"]) == 0
+    assert "only the native step measures its ops" in capsys.readouterr().out
+
+
+def test_doctor_says_why_weights_are_not_quantised(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "model", head_dim=8)
+    assert run(["doctor", "--model", str(folder), "--kv-cache-memory-bytes", "1000000"]) == 0
+    assert "heads have 8 elements, not a multiple of 16" in capsys.readouterr().out
+    assert run(["doctor", "--model", str(folder), "--quantization", "int4"]) == 2
+    assert "--quantization none" in capsys.readouterr().err
+    assert run(["doctor", "--model", str(folder), "--quantization", "int4", "--dtype", "float32"]) == 2
+    assert "contradict each other" in capsys.readouterr().err
 
 
 def test_doctor_tries_a_configuration(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.core.program import ModelSpec, Program
+from paceline.core.program import ModelSpec, OpKind, Program
 from paceline.core.progress import SilentProgress
 from paceline.forward.forward import Forward
 from paceline.forward.inputs import RowInput
 from paceline.forward.load import Forced, Runner, load_forward, load_native
 from paceline.forward.memory import allocate_kv
 from paceline.forward.native import Native, Pool
+from paceline.forward.op_times import op_times
 from paceline.forward.packed import NoBlocks, Weights, plan_matrices
 from paceline.kernels.primitives.table import Tensors
 from paceline.native.library import NUM_OP_KINDS, Library, load
@@ -123,6 +124,15 @@ def test_hidden_states_and_no_logits(pool: Pool) -> None:
 def test_time_per_kind_of_op(pool: Pool) -> None:
     program = random_program(native_spec())
     forward = native_forward(program, random_tensors(program), "int8", pool)
-    forward.profile_ns = np.zeros(NUM_OP_KINDS, np.int64)
+    forward.profile_ns = own = np.zeros(NUM_OP_KINDS, np.int64)
     logits_of(forward, 30)
-    assert (forward.profile_ns > 0).all()
+    assert (own > 0).all()
+    before = own.copy()
+    times = op_times(forward)
+    assert [time.name for time in times] == list(OpKind)
+    assert all(time.ms > 0 for time in times)
+    # The head's 100 rows of 64 inputs are 7 tiles of 16 rows; KV is that of 128 tokens, 2 layers, 2 heads of 16, half precision.
+    assert times[-1].num_bytes == 7 * 2 * 544
+    assert times[2].num_bytes == 2 * 128 * 2 * 2 * 16 * 2
+    assert forward.profile_ns is own
+    assert (own == before).all(), "another's account is not charged"
