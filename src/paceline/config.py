@@ -186,6 +186,7 @@ def _check_range(name: str, spelling: str, value: float, metadata: Mapping[str, 
 def check_engine(config: EngineConfig) -> None:
     """Raise BadInputError for settings that cannot work, alone or together."""
     check_ranges(config)
+    check_weights(config)
     if config.min_batch_size > config.max_batch_size:
         raise BadInputError(
             f"--min-batch-size {config.min_batch_size} is above --max-batch-size {config.max_batch_size}; "
@@ -195,6 +196,15 @@ def check_engine(config: EngineConfig) -> None:
         raise BadInputError(
             f"--max-num-batched-tokens {config.max_num_batched_tokens} is below --max-batch-size {config.max_batch_size}, so a full batch "
             f"would not fit a step; raise the first or start with --max-batch-size {config.max_num_batched_tokens}"
+        )
+
+
+def check_weights(config: EngineConfig) -> None:
+    """Raise BadInputError for two number formats of the weights at once."""
+    if config.quantization in ("int8", "int4") and config.dtype != "auto":
+        raise BadInputError(
+            f"--quantization {config.quantization} and --dtype {config.dtype} contradict each other: leave one of them out",
+            param="quantization",
         )
 
 

@@ -150,3 +150,11 @@ def test_the_schema_covers_every_setting() -> None:
     assert properties["max_model_len"]["type"] == ["integer", "null"]
     assert properties["batch_wait_ms"]["type"] == "number"
     assert properties["insecure"]["type"] == "boolean"
+
+
+def test_two_formats_of_the_weights_are_refused() -> None:
+    check_engine(EngineConfig(quantization="int4"))
+    check_engine(EngineConfig(quantization="none", dtype="float32"))
+    check_engine(EngineConfig(dtype="float32"))
+    with pytest.raises(BadInputError, match="--quantization int8 and --dtype bfloat16 contradict"):
+        check_engine(EngineConfig(quantization="int8", dtype="bfloat16"))

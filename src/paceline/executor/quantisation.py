@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from paceline.config import EngineConfig
+from paceline.config import EngineConfig, check_weights
 from paceline.core.program import Program
 from paceline.errors import BadInputError
 from paceline.forward import native
@@ -31,12 +31,9 @@ def decide(config: EngineConfig, program: Program, blocks: Blocks, library: Libr
     asked = config.quantization
     if asked == "none":
         return Decision(None, "asked for")
+    check_weights(config)
     if config.dtype != "auto":
-        if asked == "auto":
-            return Decision(None, f"--dtype {config.dtype} was asked for")
-        raise BadInputError(
-            f"--quantization {asked} and --dtype {config.dtype} contradict each other: leave one of them out", param="quantization"
-        )
+        return Decision(None, f"--dtype {config.dtype} was asked for")
     refusal = library if isinstance(library, str) else native.supports(program)
     if refusal is not None:
         if asked == "auto":

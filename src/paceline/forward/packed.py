@@ -126,10 +126,6 @@ def shape_refusal(spec: ModelSpec) -> str | None:
     return None
 
 
-def packed_bytes(plans: Sequence[MatrixPlan], library: Library) -> int:
-    return sum(_num_bytes(plan, library) for plan in plans)
-
-
 def packed_matrices(
     plans: Sequence[MatrixPlan], weights: Weights, library: Library, cache: PackedCache | None, stage: str, progress: Progress
 ) -> dict[Names, PackedMatrix]:
