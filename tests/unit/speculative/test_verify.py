@@ -1,6 +1,7 @@
 """`choose` and `verify`: exact against the full draw and against plain decoding, for every option, shape and batch."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -49,6 +50,13 @@ def random_logits(num_rows: int, vocab_size: int, spread: float = 3.0) -> torch.
     return torch.randn((num_rows, vocab_size), generator=torch.Generator().manual_seed(num_rows + vocab_size)) * spread
 
 
+def set_noise(monkeypatch: pytest.MonkeyPatch, some: Callable[..., torch.Tensor], every: Callable[..., torch.Tensor]) -> None:
+    """Noise of the test's own instead of Philox's, which the search for contenders draws by itself."""
+    monkeypatch.setattr(verify_module, "find_contenders", lambda logits, rows: None)
+    monkeypatch.setattr(verify_module, "gumbel", some)
+    monkeypatch.setattr(verify_module, "gumbel_all", every)
+
+
 def full_draw(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
     noise = gumbel_all(rows.seed, rows.output_index, logits.shape[1])
     return (process_logits(logits, rows) + torch.where(rows.temperature > 0, 1.0, 0.0).unsqueeze(1) * noise).argmax(1)
@@ -66,9 +74,7 @@ def test_choice_equals_the_draw_of_noise_for_every_token(vocab_size: int, spread
 def test_the_worst_noise_cannot_be_missed(monkeypatch: pytest.MonkeyPatch, gap: float, winner: int, options: Options) -> None:
     """The noisiest possible token overtakes the least noisy one from 25.2 below, and nothing can from 25.3."""
     extremes = torch.tensor([-3.0991, 32 * math.log(2)], dtype=torch.float64)
-    monkeypatch.setattr(verify_module, "find_contenders", lambda logits, rows: None)  # it has noise of its own
-    monkeypatch.setattr(verify_module, "gumbel", lambda seed, index, ids: extremes[ids])
-    monkeypatch.setattr(verify_module, "gumbel_all", lambda seed, index, vocab_size: extremes.unsqueeze(0))
+    set_noise(monkeypatch, lambda seed, index, ids: extremes[ids], lambda seed, index, vocab_size: extremes.unsqueeze(0))
     assert choose(torch.tensor([[0.0, -gap]]), mixed_rows(1, [options])).tolist() == [winner]
 
 
@@ -86,8 +92,11 @@ def test_ties_go_to_the_lowest_id(num_threads: int) -> None:
 @pytest.mark.parametrize("options", [Options(), Options(top_k=4), Options(min_p=0.01)])
 def test_ties_of_noisy_scores_go_to_the_lowest_id(monkeypatch: pytest.MonkeyPatch, options: Options) -> None:
     monkeypatch.setattr(verify_module, "find_contenders", lambda logits, rows: None)  # it has noise of its own
-    monkeypatch.setattr(verify_module, "gumbel", lambda seed, index, ids: torch.zeros(ids.shape, dtype=torch.float64))
-    monkeypatch.setattr(verify_module, "gumbel_all", lambda seed, index, vocab_size: torch.zeros((1, vocab_size), dtype=torch.float64))
+    set_noise(
+        monkeypatch,
+        lambda seed, index, ids: torch.zeros(ids.shape, dtype=torch.float64),
+        lambda seed, index, vocab_size: torch.zeros((1, vocab_size), dtype=torch.float64),
+    )
     assert choose(torch.tensor([[0.0, 2.0, 1.0, 2.0, 2.0]]), mixed_rows(1, [options])).tolist() == [1]
 
 
@@ -244,8 +253,7 @@ def force_winners(monkeypatch: pytest.MonkeyPatch, vocab_size: int) -> None:
     def every(seed: torch.Tensor, index: torch.Tensor, size: int) -> torch.Tensor:
         return gumbel(seed.unsqueeze(1), index.unsqueeze(1), torch.arange(size))
 
-    monkeypatch.setattr(verify_module, "gumbel", gumbel)
-    monkeypatch.setattr(verify_module, "gumbel_all", every)
+    set_noise(monkeypatch, gumbel, every)
 
 
 def greedy_laws(table: torch.Tensor) -> torch.Tensor:
