@@ -89,6 +89,63 @@ static int compare_quantised(const char *name, float size)
            differ("a sum", sum, expected_sum, sizeof sum);
 }
 
+/* Attention over pages in which keys lie scattered, for queries that see different numbers of them. */
+static int compare_attention(const char *name)
+{
+    enum { NUM_QUERIES = 5, HEAD_DIM = 64, PAGE_SIZE = 16, NUM_PAGES = 6, NUM_SLOTS = PAGE_SIZE * NUM_PAGES };
+    static uint16_t keys[NUM_SLOTS * HEAD_DIM], values[NUM_SLOTS * HEAD_DIM];
+    static float queries[NUM_QUERIES][HEAD_DIM], maximum[2][NUM_QUERIES], total[2][NUM_QUERIES], out[2][NUM_QUERIES * HEAD_DIM];
+    static const int32_t pages[NUM_PAGES] = {3, 0, 5, 1, 4, 2};
+    const float *pointers[NUM_QUERIES];
+    int64_t limits[NUM_QUERIES];
+    for (int32_t i = 0; i < NUM_SLOTS * HEAD_DIM; i++) {
+        keys[i] = (uint16_t)(draw() % 0x4000 | draw() % 2 << 15); /* -2 .. 2 */
+        values[i] = (uint16_t)(draw() % 0x4000 | draw() % 2 << 15);
+    }
+    for (int32_t j = 0; j < NUM_QUERIES; j++) {
+        pointers[j] = queries[j];
+        limits[j] = 70 + 4 * j;
+        for (int32_t i = 0; i < HEAD_DIM; i++)
+            queries[j][i] = draw_float() * 0.125f;
+    }
+    for (int32_t run = 0; run < 2; run++) {
+        pl_force_variant(run ? name : "portable");
+        const pl_attend args = {
+            .queries = pointers, .limits = limits, .keys = keys, .values = values, .pages = pages, .page_size = PAGE_SIZE,
+            .head_dim = HEAD_DIM, .num_queries = NUM_QUERIES, .first_key = 0, .end_key = 87, .maximum = maximum[run], .total = total[run],
+            .out = out[run]};
+        pl_current()->attend(&args);
+    }
+    return differ("a maximum", maximum[1], maximum[0], sizeof maximum[0]) || differ("a sum", total[1], total[0], sizeof total[0]) ||
+           differ("attention", out[1], out[0], sizeof out[0]);
+}
+
+static int compare_floats(const char *name)
+{
+    enum { WIDTH = 576, HEAD_DIM = 64 };
+    static float x[WIDTH], gain[WIDTH], turns[2][HEAD_DIM / 2], normed[2][WIDTH], gated[2][WIDTH], turned[2][HEAD_DIM];
+    static uint16_t halves[2][WIDTH];
+    for (int32_t i = 0; i < WIDTH; i++) {
+        x[i] = draw_float() * (i % 5 == 0 ? 20.0f : 1.0f);
+        gain[i] = draw_float();
+    }
+    for (int32_t i = 0; i < HEAD_DIM / 2; i++) {
+        turns[0][i] = draw_float() * 0.25f;
+        turns[1][i] = draw_float() * 0.25f;
+    }
+    for (int32_t run = 0; run < 2; run++) {
+        pl_force_variant(run ? name : "portable");
+        const pl_kernels *kernels = pl_current();
+        kernels->rms_norm(x, gain, 1e-5f, WIDTH, normed[run]);
+        kernels->silu_mul(x, gain, WIDTH, gated[run]);
+        kernels->to_half(x, WIDTH, halves[run]);
+        memcpy(turned[run], x, sizeof turned[run]);
+        kernels->rope(turned[run], turns[0], turns[1], HEAD_DIM);
+    }
+    return differ("a norm", normed[1], normed[0], sizeof normed[0]) || differ("SiLU", gated[1], gated[0], sizeof gated[0]) ||
+           differ("half precision", halves[1], halves[0], sizeof halves[0]) || differ("RoPE", turned[1], turned[0], sizeof turned[0]);
+}
+
 static int compare(const char *name)
 {
     static const int32_t shapes[][3] = {{1, 32, 1}, {16, 64, 2}, {50, 576, 9}, {33, 1536, 4}, {17, 1056, 7}, {48, 96, 3}};
@@ -101,6 +158,7 @@ static int compare(const char *name)
             failed = compare_products(name, format, shapes[i][0], shapes[i][1], shapes[i][2]);
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes && !failed; i++)
         failed = compare_quantised(name, sizes[i]);
+    failed = failed || compare_floats(name) || compare_attention(name);
     printf("%s %s %016llx\n", name, failed ? "differs" : "agrees", (unsigned long long)checksum);
     return failed;
 }
