@@ -63,7 +63,8 @@ static void add_row(const pl_model *model, int32_t row, int32_t is_split, attend
 {
     const pl_batch *batch = model->batch;
     const int32_t num_tokens = row_tokens(batch, row), block = block_tokens(&model->shape);
-    for (int32_t first = 0; first < num_tokens; first += block) {
+    /* The last tokens see most keys, and the last split is a part: the long tasks come first, and no thread is left alone with one. */
+    for (int32_t first = (num_tokens - 1) / block * block; first >= 0 && num_tokens > 0; first -= block) {
         const int32_t count = smaller(block, num_tokens - first), splits = num_splits(last_key(batch, row, first + count - 1));
         const int32_t step = is_split ? 1 : splits, token = batch->query_start[row] + first;
         for (int32_t split = 0; split < splits; split += step, ++*num_items)
@@ -199,8 +200,7 @@ void attend(void *context, int32_t task, int32_t thread)
     pl_model *model = self->model;
     const int32_t num_kv_heads = model->shape.num_kv_heads, group = model->shape.num_heads / num_kv_heads;
     const int32_t kv_head = task % num_kv_heads, head_dim = model->shape.head_dim;
-    /* The last blocks of a prompt see most keys: first, so that no thread is left alone with them. */
-    const attend_item *item = &model->plan.items[model->plan.num_items - 1 - task / num_kv_heads];
+    const attend_item *item = &model->plan.items[task / num_kv_heads];
     if (model->plan.first_partial[item->first_token] < 0) {
         attend_whole(self, item, kv_head);
         return;
@@ -222,7 +222,7 @@ void attend(void *context, int32_t task, int32_t thread)
 
 int32_t count_merge(const stage *self)
 {
-    return self->model->plan.num_split_tokens;
+    return self->model->plan.num_split_tokens * self->model->shape.num_kv_heads;
 }
 
 void merge_splits(void *context, int32_t task, int32_t thread)
@@ -230,10 +230,12 @@ void merge_splits(void *context, int32_t task, int32_t thread)
     (void)thread;
     const stage *self = context;
     const pl_model *model = self->model;
-    const int32_t token = model->plan.split_tokens[task].token, num_heads = model->shape.num_heads;
-    pl_partial *partials = model->plan.partials + model->plan.first_partial[token];
-    for (int32_t split = 1; split < model->plan.split_tokens[task].num_splits; split++)
-        for (int32_t h = 0; h < num_heads; h++)
+    const int32_t num_heads = model->shape.num_heads, num_kv_heads = model->shape.num_kv_heads, group = num_heads / num_kv_heads;
+    const split_token *one = &model->plan.split_tokens[task / num_kv_heads];
+    const int32_t first_head = task % num_kv_heads * group;
+    pl_partial *partials = model->plan.partials + model->plan.first_partial[one->token] + first_head;
+    for (int32_t split = 1; split < one->num_splits; split++)
+        for (int32_t h = 0; h < group; h++)
             model->kernels->merge(&partials[h], &partials[split * num_heads + h], model->shape.head_dim);
-    finish(model, token, 0, num_heads, partials);
+    finish(model, one->token, first_head, group, partials);
 }

@@ -4,7 +4,7 @@
 
 #include "tiles.h"
 
-#define PL_SPLIT_KEYS 256 /* keys of one split of attention, at absolute multiples; part of what defines a result */
+#define PL_SPLIT_KEYS 64 /* keys of one split of attention, at absolute multiples; part of what defines a result */
 
 typedef struct stage stage;
 

@@ -146,6 +146,74 @@ static int compare_floats(const char *name)
            differ("half precision", halves[1], halves[0], sizeof halves[0]) || differ("RoPE", turned[1], turned[0], sizeof turned[0]);
 }
 
+enum { HIDDEN = 64, HEADS = 4, KV_HEADS = 2, HEAD_DIM = 32, VOCAB = 33, QKV = (HEADS + 2 * KV_HEADS) * HEAD_DIM, TOKENS = 150, PAGE = 16 };
+
+/* A small random 4-bit matrix, [rows, k]. */
+static pl_matrix small_matrix(int32_t rows, int32_t k, uint8_t *packed)
+{
+    static uint8_t elements[QKV * HEADS * HEAD_DIM];
+    static uint16_t scales[sizeof elements / PL_GROUP], minima[sizeof elements / PL_GROUP];
+    for (int32_t i = 0; i < rows * k; i++)
+        elements[i] = (uint8_t)(draw() % 16);
+    for (int32_t i = 0; i < rows * k / PL_GROUP; i++) {
+        scales[i] = (uint16_t)(0x2400 + draw() % 0x200); /* about 1 / 60 */
+        minima[i] = (uint16_t)(0xaf00 + draw() % 0x100); /* about -1 / 8 */
+    }
+    pl_pack(PL_W4, rows, k, elements, scales, minima, packed);
+    return (pl_matrix){.data = packed, .rows = rows, .k = k, .format = PL_W4};
+}
+
+/* A pass of TOKENS tokens through one layer: its logits to `logits` [TOKENS, VOCAB], keys and values to `kv`. */
+static int run_pass(const pl_op *ops, const pl_shape *shape, uint16_t *kv, float *logits)
+{
+    static int64_t tokens[TOKENS], positions[TOKENS], slots[TOKENS], rows[TOKENS];
+    static int32_t pages[TOKENS / PAGE + 1];
+    const int32_t query_start[2] = {0, TOKENS}, kv_lens[1] = {TOKENS}, page_start[2] = {0, TOKENS / PAGE + 1};
+    for (int32_t i = 0; i <= TOKENS / PAGE; i++)
+        pages[i] = TOKENS / PAGE - i;
+    for (int32_t i = 0; i < TOKENS; i++) {
+        tokens[i] = i * 7 % VOCAB;
+        positions[i] = rows[i] = i;
+        slots[i] = pages[i / PAGE] * PAGE + i % PAGE;
+    }
+    const pl_batch batch = {1, TOKENS, TOKENS, PAGE, tokens, positions, slots, rows, query_start, kv_lens, page_start, pages};
+    const pl_kv memory = {kv, (TOKENS / PAGE + 1) * PAGE};
+    pl_model *model = pl_model_new(shape, ops, 7, TOKENS, TOKENS);
+    if (!model)
+        return -1;
+    const int status = pl_run(pool, model, &batch, &memory, logits, NULL, NULL);
+    pl_model_free(model);
+    return status;
+}
+
+static int compare_passes(const char *name)
+{
+    enum { NUM_HALVES = 2 * KV_HEADS * (TOKENS / PAGE + 1) * PAGE * HEAD_DIM };
+    static _Alignas(64) uint8_t packed[6][QKV * HEADS * HEAD_DIM];
+    static float gain[HIDDEN], frequencies[HEAD_DIM / 2], logits[TOKENS * VOCAB], expected[TOKENS * VOCAB];
+    static uint16_t kv[NUM_HALVES], expected_kv[NUM_HALVES];
+    for (int32_t i = 0; i < HIDDEN; i++)
+        gain[i] = 1.0f + draw_float() / 4;
+    for (int32_t i = 0; i < HEAD_DIM / 2; i++)
+        frequencies[i] = 1.0f / (float)(1 + i * i);
+    const pl_matrix table = small_matrix(VOCAB, HIDDEN, packed[0]), qkv = small_matrix(QKV, HIDDEN, packed[1]);
+    const pl_matrix out = small_matrix(HIDDEN, HEADS * HEAD_DIM, packed[2]), gate = small_matrix(HIDDEN, HIDDEN, packed[3]);
+    const pl_matrix up = small_matrix(HIDDEN, HIDDEN, packed[4]), down = small_matrix(HIDDEN, HIDDEN, packed[5]);
+    const pl_op ops[] = {
+        {.kind = PL_EMBED, .layer = -1, .first = table},
+        {.kind = PL_NORM_QKV_ROPE_WRITE, .first = qkv, .norm = gain, .q_norm = gain, .k_norm = gain},
+        {.kind = PL_PAGED_ATTENTION},
+        {.kind = PL_OUT_RESIDUAL, .first = out},
+        {.kind = PL_NORM_GATE_UP, .first = gate, .second = up, .norm = gain},
+        {.kind = PL_DOWN_RESIDUAL, .first = down},
+        {.kind = PL_NORM_HEAD, .layer = -1, .first = table, .norm = gain},
+    };
+    const pl_shape shape = {1, HIDDEN, HIDDEN, HEADS, KV_HEADS, HEAD_DIM, VOCAB, 1e-5f, frequencies};
+    int failed = pl_force_variant("portable") != 0 || run_pass(ops, &shape, expected_kv, expected) != 0;
+    failed |= pl_force_variant(name) != 0 || run_pass(ops, &shape, kv, logits) != 0;
+    return failed || differ("a key or value", kv, expected_kv, sizeof kv) || differ("a pass", logits, expected, sizeof logits);
+}
+
 static int compare(const char *name)
 {
     static const int32_t shapes[][3] = {{1, 32, 1}, {16, 64, 2}, {50, 576, 9}, {33, 1536, 4}, {17, 1056, 7}, {48, 96, 3}};
@@ -158,7 +226,7 @@ static int compare(const char *name)
             failed = compare_products(name, format, shapes[i][0], shapes[i][1], shapes[i][2]);
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes && !failed; i++)
         failed = compare_quantised(name, sizes[i]);
-    failed = failed || compare_floats(name) || compare_attention(name);
+    failed = failed || compare_floats(name) || compare_attention(name) || compare_passes(name);
     printf("%s %s %016llx\n", name, failed ? "differs" : "agrees", (unsigned long long)checksum);
     return failed;
 }
