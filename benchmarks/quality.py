@@ -32,7 +32,9 @@ from paceline.forward.load import load_forward, load_native
 from paceline.forward.memory import allocate_kv
 from paceline.forward.native import Pool
 from paceline.forward.packed import Weights
+from paceline.forward.packed_cache import PackedCache, folder_identity
 from paceline.models.blocks import BlockTensors
+from paceline.models.folder import stored_weight_files
 from paceline.models.loader import CheckpointTensors, load_program, load_weights
 from paceline.native.library import Library, load
 from paceline.quant.blocks import floats
@@ -99,7 +101,8 @@ def load_weights_as(kind: str, folder: Path, program: Program, progress: Progres
         library = load()
         if not isinstance(library, Library):
             raise SystemExit(library)
-        return load_native(program, Weights(tensors, blocks), kind, Pool(library, torch.get_num_threads()), None, kind, progress)
+        cache = PackedCache(folder_identity(folder, stored_weight_files(folder)), kind)
+        return load_native(program, Weights(tensors, blocks), kind, Pool(library, torch.get_num_threads()), cache, kind, progress)
 
 
 def judge(forward: Forward, token_ids: list[int], max_windows: int) -> Judged:

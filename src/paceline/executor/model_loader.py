@@ -10,7 +10,7 @@ from paceline.core.facts import Choice
 from paceline.core.progress import Progress
 from paceline.errors import BadInputError
 from paceline.executor.bandwidth import read_bandwidth
-from paceline.executor.quantisation import decide
+from paceline.executor.quantisation import Remembered, decide
 from paceline.forward.forward import Forward
 from paceline.forward.load import load_forward, load_native
 from paceline.forward.native import Pool
@@ -53,14 +53,15 @@ class ModelLoader:
         library = load()
         with BlockTensors(folder) as blocks, load_weights(folder, program, torch.float32) as tensors:
             blocks.check(program)
-            decision = decide(self._config, program, blocks, library, lambda: read_bandwidth(self._num_threads))
+            identity = folder_identity(folder, stored_weight_files(folder))
+            decision = decide(self._config, program, blocks, library, lambda: read_bandwidth(self._num_threads), Remembered(identity))
             note = Choice("quantization", decision.scheme or "none", decision.reason)
             if decision.scheme is None:
                 dtype = _DTYPES[self._config.dtype]
                 forward = load_forward(program, tensors, dtype, stage, self._progress)
                 return Loaded(forward, str(dtype).removeprefix("torch."), (note, *forward.choices))
             assert isinstance(library, Library), "without it nothing is quantised"
-            cache = PackedCache(folder_identity(folder, stored_weight_files(folder)), decision.scheme)
+            cache = PackedCache(identity, decision.scheme)
             forward = load_native(program, Weights(tensors, blocks), decision.scheme, self._pool_of(library), cache, stage, self._progress)
             return Loaded(forward, decision.scheme, (note, *forward.choices))
 

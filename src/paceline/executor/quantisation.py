@@ -1,15 +1,25 @@
 """Decides whether a model's weights are quantised, and how: `--quantization` made concrete. Called by `load.py` for each model."""
 
-from collections.abc import Callable
+import json
+import logging
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
 
 from paceline.config import EngineConfig, check_weights
+from paceline.core.cache import cache_root
 from paceline.core.program import Program
-from paceline.errors import BadInputError
+from paceline.errors import BadInputError, PacelineError
 from paceline.forward import native
 from paceline.forward.packed import Blocks, is_four_bit_checkpoint
+from paceline.models.folder import read_json
 from paceline.models.spec import tensor_shapes
 from paceline.native.library import Library
+from paceline.quant.scheme import SCHEMES
+
+_log = logging.getLogger(__name__)
 
 _MOST_MS = 20.0  # to read all weights once: beyond this, half the bytes are worth more than the last bit of quality
 _INT8_BYTES = 1 + 2 / 32  # per weight, scales included
@@ -23,7 +33,39 @@ class Decision:
     reason: str
 
 
-def decide(config: EngineConfig, program: Program, blocks: Blocks, library: Library | str, bandwidth: Callable[[], float]) -> Decision:
+class Remembered:
+    """What `auto` once chose for a checkpoint by measuring: the next start must not give other tokens because a neighbour is busy."""
+
+    def __init__(self, identity: Mapping[str, object], root: Path | None = None) -> None:
+        key = sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:24]
+        self._path = (cache_root() if root is None else root) / "quantization" / f"{key}.json"
+
+    def read(self) -> Decision | None:
+        try:
+            record = read_json(self._path) or {}
+        except PacelineError:
+            return None
+        scheme, reason = record.get("scheme"), record.get("reason")
+        return Decision(scheme, reason) if isinstance(scheme, str) and scheme in SCHEMES and isinstance(reason, str) else None
+
+    def write(self, decision: Decision) -> None:
+        temporary = self._path.with_suffix(f".{os.getpid()}.tmp")
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_text(json.dumps({"scheme": decision.scheme, "reason": decision.reason}) + "\n", encoding="utf-8")
+            os.replace(temporary, self._path)
+        except OSError as error:
+            _log.warning("the choice of quantisation is not kept: %s cannot be written (%s)", self._path, error.strerror)
+
+
+def decide(
+    config: EngineConfig,
+    program: Program,
+    blocks: Blocks,
+    library: Library | str,
+    bandwidth: Callable[[], float],
+    remembered: Remembered | None = None,
+) -> Decision:
     """What `config` means for a model. `library`: the native one or why there is none; `bandwidth`: bytes/s that this machine reads.
 
     Errors: BadInputError for a scheme that was asked for and cannot be.
@@ -43,9 +85,18 @@ def decide(config: EngineConfig, program: Program, blocks: Blocks, library: Libr
         return Decision(asked, "asked for")
     if is_four_bit_checkpoint(program, blocks):
         return Decision("int4", "the checkpoint has 4 bits per weight")
+    decision = None if remembered is None else remembered.read()
+    if decision is None:
+        decision = _by_bandwidth(program, bandwidth())
+        if remembered is not None:
+            remembered.write(decision)
+    return decision
+
+
+def _by_bandwidth(program: Program, bandwidth: float) -> Decision:
     num_bytes = _num_weights(program) * _INT8_BYTES
-    ms = num_bytes / bandwidth() * 1e3
-    measured = f"{num_bytes / 1e6:,.0f} MB in 8 bits take {ms:.1f} ms to read"
+    ms = num_bytes / bandwidth * 1e3
+    measured = f"{num_bytes / 1e6:,.0f} MB in 8 bits took {ms:.1f} ms to read when first measured"
     return Decision("int4", f"{measured}, above {_MOST_MS:g}") if ms > _MOST_MS else Decision("int8", measured)
 
 

@@ -23,7 +23,7 @@ from paceline.native.library import ABI, DATA_ALIGNMENT
 _log = logging.getLogger(__name__)
 
 MAX_FILES = 8  # of models and schemes; the ones not used for longest go first
-_FORMAT = 1  # of this file and of how weights are quantised: raise it when either changes
+_FORMAT = 2  # of this file and of how weights are quantised: raise it when either changes
 _MAGIC = b"PLPACK1\n"
 _PAGE_BYTES = 4096  # the header is padded to whole pages
 _SAMPLE_BYTES = 4096  # of each matrix's beginning and end that are summed at every start; all bytes would take as long as reading them

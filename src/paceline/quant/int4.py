@@ -12,7 +12,7 @@ from paceline.native.library import GROUP
 from paceline.quant.scheme import QuantisedRows
 
 _MOST = 15
-_SHRINKS = (1.0, 0.94, 0.88, 0.82)  # of the range; beyond these the error grows again on trained weights
+_SHRINKS = (1.0, 0.9)  # of the range; four of them down to 0.82 left 1 % less error on trained weights, and took twice as long
 _CHUNK_GROUPS = 8192  # one megabyte of float32: what a processor's cache holds
 
 

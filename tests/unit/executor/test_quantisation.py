@@ -14,7 +14,7 @@ from paceline.core.progress import SilentProgress
 from paceline.errors import BadInputError
 from paceline.executor import quantisation
 from paceline.executor.load import load_executor
-from paceline.executor.quantisation import Decision, decide
+from paceline.executor.quantisation import Decision, Remembered, decide
 from paceline.forward.packed import Blocks, NoBlocks
 from paceline.models.convert import convert_gguf
 from paceline.native.library import Library
@@ -49,8 +49,8 @@ def test_auto_weighs_size_against_bandwidth() -> None:
     fast, slow = decided(AUTO, bandwidth=FAST), decided(AUTO, bandwidth=SLOW)
     assert fast.scheme == "int8"
     assert slow.scheme == "int4"
-    assert "MB in 8 bits take" in fast.reason
-    assert slow.reason.endswith("above 20")
+    assert "MB in 8 bits took" in fast.reason
+    assert slow.reason.endswith("when first measured, above 20")
     # 100 * 64 + 2 layers of 64 * (128 + 64) + 3 * 64 * 160 weights, with a half-precision scale for each 32.
     exact_ms = (100 * 64 + 2 * (64 * 192 + 3 * 64 * 160)) * 34 / 32 / quantisation._MOST_MS * 1e3
     assert decided(AUTO, bandwidth=exact_ms * 1.01).scheme == "int8"
@@ -63,6 +63,20 @@ def test_the_bandwidth_is_measured_only_when_it_decides() -> None:
 
     assert decide(replace(AUTO, quantization="int8"), PROGRAM, NoBlocks(), LIBRARY, never).scheme == "int8"
     assert decide(replace(AUTO, quantization="none"), PROGRAM, NoBlocks(), LIBRARY, never).scheme is None
+
+
+def test_a_measured_choice_is_remembered(tmp_path: Path) -> None:
+    """A busy neighbour at the second start must not change the tokens."""
+    identity = {"folder": "x"}
+    first = decide(AUTO, PROGRAM, NoBlocks(), LIBRARY, lambda: FAST, Remembered(identity, tmp_path))
+    again = decide(AUTO, PROGRAM, NoBlocks(), LIBRARY, lambda: SLOW, Remembered(identity, tmp_path))
+    assert again == first
+    other = decide(AUTO, PROGRAM, NoBlocks(), LIBRARY, lambda: SLOW, Remembered({"folder": "y"}, tmp_path))
+    assert other.scheme == "int4"
+    for text in ("{", '{"scheme": "int3", "reason": "x"}', '{"scheme": "int8"}', "[]"):
+        for file in (tmp_path / "quantization").iterdir():
+            file.write_text(text)
+        assert decide(AUTO, PROGRAM, NoBlocks(), LIBRARY, lambda: SLOW, Remembered(identity, tmp_path)).scheme == "int4"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
