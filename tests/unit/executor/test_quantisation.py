@@ -45,6 +45,14 @@ def test_auto_takes_what_the_checkpoint_has() -> None:
     assert decided(AUTO, cast(Blocks, FourBits()), bandwidth=FAST) == Decision("int4", "the checkpoint has 4 bits per weight")
 
 
+def test_auto_takes_no_bits_from_a_file_that_has_more() -> None:
+    class FiveBits(FourBits):
+        kinds = dict.fromkeys(FourBits.kinds, "Q5_0")
+
+    assert decided(AUTO, cast(Blocks, FiveBits()), bandwidth=SLOW) == Decision("int8", "the checkpoint has more than 4 bits per weight")
+    assert decided(replace(AUTO, quantization="int4"), cast(Blocks, FiveBits())).scheme == "int4"
+
+
 def test_auto_weighs_size_against_bandwidth() -> None:
     fast, slow = decided(AUTO, bandwidth=FAST), decided(AUTO, bandwidth=SLOW)
     assert fast.scheme == "int8"
