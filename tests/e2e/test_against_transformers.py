@@ -6,6 +6,7 @@ Where the two differ, the first difference must sit at a near tie: a top-2 gap b
 import json
 from pathlib import Path
 
+import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
@@ -16,6 +17,8 @@ from paceline.llm import LLM
 PROMPTS = Path(__file__).parents[1] / "data" / "mt_bench_20.jsonl"
 NUM_TOKENS = 24
 NEAR_TIE = 1e-4
+
+pytestmark = pytest.mark.system
 
 
 def test_twenty_prompts() -> None:

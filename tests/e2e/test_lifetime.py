@@ -13,6 +13,7 @@ from tests.e2e.conftest import RunningServer, serve
 NUM_REQUESTS = 300
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("caching", ["--enable-prefix-caching", "--no-enable-prefix-caching"])
 def test_cancelled_requests_give_their_pages_back(tiny_folder: Path, caching: str) -> None:
     """300 requests, a third cancelled in mid-stream: free pages return to the start value and memory stays flat."""
