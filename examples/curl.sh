@@ -8,7 +8,7 @@ echo
 
 # One answer, with the acceptance of its drafts under "metrics".
 curl --fail-with-body --silent --show-error "$url/v1/chat/completions" -H 'Content-Type: application/json' \
-    -d '{"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 40, "temperature": 0}'
+    -d '{"messages": [{"role": "user", "content": "Name the capital of France."}], "max_tokens": 40, "temperature": 0}'
 echo
 
 # The same as a stream of events.

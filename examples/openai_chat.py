@@ -15,7 +15,7 @@ model = client.models.list().data[0].id
 
 answer = client.chat.completions.create(
     model=model,
-    messages=[{"role": "user", "content": "What is the capital of France?"}],
+    messages=[{"role": "user", "content": "Name the capital of France."}],
     max_tokens=40,
     temperature=0,
 )

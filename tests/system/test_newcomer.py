@@ -67,7 +67,7 @@ def session_members(session: int) -> list[int]:
 
 
 def ask(url: str) -> dict:
-    body = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 16, "temperature": 0}
+    body = {"messages": [{"role": "user", "content": "Name the capital of France."}], "max_tokens": 16, "temperature": 0}
     request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=60) as response:
         return json.load(response)
@@ -141,4 +141,4 @@ def test_the_wheel_is_complete_and_runs_without_make(checkout: Checkout, tmp_pat
     assert re.fullmatch(r"\d+\.\d+\.\d+\s*", run(paceline, "--version"))
     # Nothing of the development extra is there, so an answer shows that the declared dependencies are enough.
     assert "pytest" not in run(*pip[:3], "list")
-    assert "Paris" in run(paceline, "generate", "What is the capital of France?", "--max-tokens", "16")
+    assert "Paris" in run(paceline, "generate", "Name the capital of France.", "--max-tokens", "16")
