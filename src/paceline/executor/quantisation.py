@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
@@ -48,14 +49,25 @@ class Remembered:
         scheme, reason = record.get("scheme"), record.get("reason")
         return Decision(scheme, reason) if isinstance(scheme, str) and scheme in SCHEMES and isinstance(reason, str) else None
 
-    def write(self, decision: Decision) -> None:
-        temporary = self._path.with_suffix(f".{os.getpid()}.tmp")
+    def keep(self, decision: Decision) -> Decision:
+        """Keep `decision`, unless another process was first; what stands there then is the choice of all.
+
+        Where nothing can be kept it is int8 at every start: what is measured anew may come out otherwise.
+        """
+        text = json.dumps({"scheme": decision.scheme, "reason": decision.reason}) + "\n"
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(json.dumps({"scheme": decision.scheme, "reason": decision.reason}) + "\n", encoding="utf-8")
-            os.replace(temporary, self._path)
+            with tempfile.TemporaryDirectory(dir=self._path.parent, prefix=".keep-", ignore_cleanup_errors=True) as folder:
+                written = Path(folder) / self._path.name
+                written.write_text(text, encoding="utf-8")
+                try:
+                    os.link(written, self._path)
+                except FileExistsError:
+                    if self.read() is None:  # damaged
+                        os.replace(written, self._path)
         except OSError as error:
             _log.warning("the choice of quantisation is not kept: %s cannot be written (%s)", self._path, error.strerror)
+        return self.read() or Decision("int8", "the cache cannot keep a choice by measurement; --quantization int4 asks for 4 bits")
 
 
 def decide(
@@ -86,12 +98,12 @@ def decide(
     if is_four_bit_checkpoint(program, blocks):
         return Decision("int4", "the checkpoint has 4 bits per weight")
     if blocks.kinds:  # to cut a Q5_0 model to 4 bits once more raised its perplexity by 5 %
-        return Decision("int8", "the checkpoint has more than 4 bits per weight")
+        return Decision("int8", "most of the checkpoint's weights are not in 4-bit blocks that can be taken over")
     decision = None if remembered is None else remembered.read()
     if decision is None:
         decision = _by_bandwidth(program, bandwidth())
         if remembered is not None:
-            remembered.write(decision)
+            decision = remembered.keep(decision)
     return decision
 
 

@@ -7,6 +7,7 @@ import json
 import logging
 import mmap
 import os
+import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -55,21 +56,26 @@ class PackedCache:
             with self.path.open("rb") as file:
                 mapped = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_SHARED | _POPULATE, prot=mmap.PROT_READ)
             matrices = self._parsed(np.frombuffer(mapped, np.uint8), sizes)
-            os.utime(self.path)  # used now: others are removed first
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
             _log.warning("weights are packed anew: %s cannot be used (%s)", self.path, error)
             return None
+        with suppress(OSError):  # a cache that may only be read serves as well
+            os.utime(self.path)  # used now: others are removed first
         return matrices
 
     def write(self, matrices: Iterable[NDArray[np.uint8]], sizes: Sequence[int]) -> bool:
         """Put the matrices in their place, all or none; then remove the files beyond MAX_FILES. False if that was not possible."""
-        temporary = self.path.with_suffix(f".{os.getpid()}.tmp")
+        temporary: Path | None = None
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._remove_stale()
-            with temporary.open("wb") as file:
+            descriptor, name = tempfile.mkstemp(dir=self._folder, prefix=f"{self.path.stem}.", suffix=".tmp")
+            temporary = Path(name)
+            with os.fdopen(descriptor, "wb") as file:
+                with suppress(OSError):  # for whom the folder is; mkstemp's is the owner's alone
+                    os.fchmod(descriptor, self._folder.stat().st_mode & 0o666)
                 os.posix_fallocate(file.fileno(), 0, self._header_bytes(sizes) + sum(map(_padded, sizes)))  # no half a file on a full disk
                 file.seek(self._header_bytes(sizes))
                 sums: list[int] = []
@@ -83,13 +89,15 @@ class PackedCache:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, self.path)
-            self._remove_oldest()
         except OSError as error:
             _log.warning("packed weights are not kept: %s cannot be written (%s)", self.path, error.strerror)
             return False
         finally:
-            with suppress(OSError):
-                temporary.unlink()
+            if temporary is not None:
+                with suppress(OSError):
+                    temporary.unlink()
+        with suppress(OSError):  # the matrices are kept, whatever becomes of the other files
+            self._remove_oldest()
         return True
 
     def _parsed(self, data: NDArray[np.uint8], sizes: Sequence[int]) -> list[NDArray[np.uint8]]:
@@ -116,9 +124,13 @@ class PackedCache:
         return -(-used // _PAGE_BYTES) * _PAGE_BYTES
 
     def _remove_oldest(self) -> None:
-        files = sorted(self._folder.glob("*.bin"), key=lambda path: path.stat().st_mtime_ns)
-        for path in files[:-MAX_FILES]:  # whoever has it mapped keeps it
-            path.unlink(missing_ok=True)
+        used: list[tuple[int, Path]] = []
+        for path in self._folder.glob("*.bin"):
+            with suppress(OSError):  # another process removes files too
+                used.append((path.stat().st_mtime_ns, path))
+        for _, path in sorted(used)[:-MAX_FILES]:  # whoever has it mapped keeps it
+            with suppress(OSError):
+                path.unlink()
 
     def _remove_stale(self) -> None:
         for path in self._folder.glob("*.tmp"):

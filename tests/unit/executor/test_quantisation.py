@@ -49,7 +49,8 @@ def test_auto_takes_no_bits_from_a_file_that_has_more() -> None:
     class FiveBits(FourBits):
         kinds = dict.fromkeys(FourBits.kinds, "Q5_0")
 
-    assert decided(AUTO, cast(Blocks, FiveBits()), bandwidth=SLOW) == Decision("int8", "the checkpoint has more than 4 bits per weight")
+    reason = "most of the checkpoint's weights are not in 4-bit blocks that can be taken over"
+    assert decided(AUTO, cast(Blocks, FiveBits()), bandwidth=SLOW) == Decision("int8", reason)
     assert decided(replace(AUTO, quantization="int4"), cast(Blocks, FiveBits())).scheme == "int4"
 
 
@@ -85,6 +86,38 @@ def test_a_measured_choice_is_remembered(tmp_path: Path) -> None:
         for file in (tmp_path / "quantization").iterdir():
             file.write_text(text)
         assert decide(AUTO, PROGRAM, NoBlocks(), LIBRARY, lambda: SLOW, Remembered(identity, tmp_path)).scheme == "int4"
+
+
+def test_whoever_chooses_first_chooses_for_all(tmp_path: Path) -> None:
+    """Two engines that start together and measure apart must not give other tokens."""
+    mine, others = (Remembered({"folder": "x"}, tmp_path) for _ in range(2))
+
+    def while_another_is_first() -> float:
+        assert others.keep(Decision("int4", "measured beside a busy neighbour")).scheme == "int4"
+        return FAST
+
+    expected = Decision("int4", "measured beside a busy neighbour")
+    assert decide(AUTO, PROGRAM, NoBlocks(), LIBRARY, while_another_is_first, mine) == expected
+    assert others.read() == expected
+    assert len(list((tmp_path / "quantization").iterdir())) == 1, "nothing unfinished is left"
+
+
+def test_a_choice_that_cannot_be_kept_is_always_int8(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "quantization").write_text("a file where the folder should be")
+    for bandwidth in (FAST, SLOW):
+        decision = decide(AUTO, PROGRAM, NoBlocks(), LIBRARY, lambda: bandwidth, Remembered({"folder": "x"}, tmp_path))  # noqa: B023
+        assert decision.scheme == "int8"
+        assert "--quantization" in decision.reason
+    assert "the choice of quantisation is not kept" in caplog.text
+
+
+def test_an_unfinished_choice_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(source: Path, target: Path) -> None:
+        raise PermissionError(1, "this file system has no links", str(source))
+
+    monkeypatch.setattr("os.link", refuse)
+    assert "--quantization" in Remembered({"folder": "x"}, tmp_path).keep(Decision("int4", "measured")).reason
+    assert list((tmp_path / "quantization").iterdir()) == []
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -129,6 +129,41 @@ def test_a_disk_that_cannot_be_written_is_said(tmp_path: Path, caplog: pytest.Lo
     assert "packed weights are not kept" in caplog.text
 
 
+def test_a_file_whose_time_cannot_be_set_is_used(
+    cache: PackedCache, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(path: Path) -> None:
+        raise PermissionError(1, "not the owner", str(path))
+
+    monkeypatch.setattr(os, "utime", refuse)
+    found = cache.read(SIZES)
+    assert found is not None
+    np.testing.assert_array_equal(found[2], list(matrices())[2])
+    assert not caplog.records
+
+
+def test_a_clean_up_that_fails_undoes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(packed_cache, "MAX_FILES", 1)
+    caches = [PackedCache(IDENTITY | {"folder": str(i)}, "int8", tmp_path) for i in range(3)]
+    assert caches[0].write(matrices(), SIZES)
+    (tmp_path / "packed" / "vanished.bin").symlink_to(tmp_path / "nothing")  # as one that another process removed after it was listed
+    os.utime(caches[0].path, ns=(1, 1))
+    assert caches[1].write(matrices(), SIZES)
+    assert [cache.path.exists() for cache in caches] == [False, True, False], "the others are removed all the same"
+
+    def fail(self: PackedCache) -> None:
+        raise PermissionError(1, "not the owner")
+
+    monkeypatch.setattr(PackedCache, "_remove_oldest", fail)
+    assert caches[2].write(matrices(), SIZES)
+    assert caches[2].read(SIZES) is not None
+    assert not caplog.records
+
+
+def test_the_file_is_for_whom_the_folder_is(cache: PackedCache) -> None:
+    assert cache.path.stat().st_mode & 0o777 == cache.path.parent.stat().st_mode & 0o666
+
+
 def test_only_the_newest_files_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed_cache, "MAX_FILES", 2)
     caches = [PackedCache(IDENTITY | {"folder": str(i)}, "int8", tmp_path) for i in range(3)]
