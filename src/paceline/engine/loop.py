@@ -161,13 +161,18 @@ def _load_and_run(port: "EnginePort", is_orphan: Callable[[], bool]) -> int:
         _run(loop, port, is_orphan)
     except Exception as error:  # every stream must end with the reason before the process does
         traceback.print_exc()
-        reason = f"the engine failed: {type(error).__name__}"
+        reason = _failure_reason(error)
         port.send_deltas(loop.fail_all(reason))
         port.send(wire.Failed(reason, 1))
         return 1
     finally:
         loop.close()
     return 0
+
+
+def _failure_reason(error: Exception) -> str:
+    """What clients are told: the text of an error that is made for users, the class alone of any other, which may hold their content."""
+    return f"the engine failed: {error if isinstance(error, PacelineError) else type(error).__name__}"
 
 
 def _run(loop: EngineLoop, port: "EnginePort", is_orphan: Callable[[], bool]) -> None:

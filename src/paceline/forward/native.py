@@ -36,10 +36,25 @@ Vector = NDArray[np.float32]
 
 def supports(program: Program) -> str | None:
     """None, or the reason why not."""
-    head_dim = program.spec.head_dim
+    return _heads_refusal(program.spec) or order_refusal(program) or shape_refusal(program.spec)
+
+
+def _heads_refusal(spec: ModelSpec) -> str | None:
+    """None if attention has room for such heads, else why not."""
+    head_dim, num_heads, num_kv_heads = spec.head_dim, spec.num_heads, spec.num_kv_heads
     if head_dim % _HEAD_STEP:
         return f"heads have {head_dim} elements, not a multiple of {_HEAD_STEP}"
-    return order_refusal(program) or shape_refusal(program.spec)
+    if head_dim > native.MAX_HEAD_DIM:
+        return f"heads have {head_dim} elements, more than {native.MAX_HEAD_DIM}"
+    if num_heads % num_kv_heads:
+        return f"{num_heads} heads cannot share {num_kv_heads} KV heads evenly"
+    num_sharing = num_heads // num_kv_heads
+    if num_sharing > native.ATTEND_QUERIES:
+        return f"{num_sharing} heads share a KV head, more than {native.ATTEND_QUERIES}"
+    width = num_sharing * head_dim
+    if width % native.GROUP:  # what they give is quantised together, in whole groups
+        return f"the heads that share a KV head have {width} elements together, not a multiple of {native.GROUP}"
+    return None
 
 
 class Pool:
@@ -52,7 +67,7 @@ class Pool:
         self.handle = library.pool_new(num_threads)
         if not self.handle:
             raise MissingError(f"{num_threads} threads cannot be started; lower --threads or raise the limit on processes")
-        weakref.finalize(self, library.pool_free, self.handle)
+        weakref.finalize(self, library.pool_free, self.handle).atexit = False  # a pass may be going on when the interpreter ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +163,10 @@ class Native:
             logits, hidden = self._logits.rows(num_logits), self._hidden.rows(num_tokens)
             profile = 0 if self.profile_ns is None else self.profile_ns.ctypes.data
             failure = self._library.run(self._pool.handle, model, c_batch, self._c_kv, logits.data_ptr(), hidden.data_ptr(), profile)
+        if failure == native.TOO_MANY_TASKS:
+            raise BadInputError(f"a pass of {num_tokens:,} tokens is more than the native step can divide; lower --max-num-batched-tokens")
         if failure:
-            raise MissingError(f"the native step failed with code {failure}; there is too little memory for {num_tokens} tokens")
+            raise MissingError(f"there is too little memory for a pass of {num_tokens:,} tokens; lower --max-num-batched-tokens")
         return ForwardResult(logits, hidden)
 
     def _take_kv(self, kv: KvPages) -> None:
@@ -201,23 +218,25 @@ class _CProgram:
         self._shape = _shape(program.spec, vectors)
         self._ops = [_c_op(op, program.spec, matrices, vectors) for op in program.ops]
         self._max_tokens, self._max_logits = _FIRST_TOKENS, _FIRST_LOGITS
-        self._handle, self._free = self._new()
+        self._handle, self._free = self._new(_FIRST_TOKENS, _FIRST_LOGITS)
 
     def model(self, num_tokens: int, num_logits: int) -> int:
         """The model's address, with room for such a pass. Errors: MissingError."""
         if num_tokens > self._max_tokens or num_logits > self._max_logits:
-            self._max_tokens = max(self._max_tokens, _power_of_two(num_tokens))
-            self._max_logits = max(self._max_logits, _power_of_two(num_logits))
-            handle, free = self._new()
+            max_tokens = max(self._max_tokens, _power_of_two(num_tokens))
+            max_logits = max(self._max_logits, _power_of_two(num_logits))
+            handle, free = self._new(max_tokens, max_logits)  # may fail: the limits stay those of the model that is there
             self._free()
-            self._handle, self._free = handle, free
+            self._handle, self._free, self._max_tokens, self._max_logits = handle, free, max_tokens, max_logits
         return self._handle
 
-    def _new(self) -> tuple[int, "weakref.finalize[[int], _CProgram]"]:
-        handle = self._library.model_new(self._shape, self._ops, self._max_tokens, self._max_logits)
+    def _new(self, max_tokens: int, max_logits: int) -> tuple[int, "weakref.finalize[[int], _CProgram]"]:
+        handle = self._library.model_new(self._shape, self._ops, max_tokens, max_logits)
         if not handle:
-            raise MissingError(f"there is too little memory for a pass of {self._max_tokens:,} tokens; lower --max-num-batched-tokens")
-        return handle, weakref.finalize(self, self._library.model_free, handle)
+            raise MissingError(f"there is too little memory for a pass of {max_tokens:,} tokens; lower --max-num-batched-tokens")
+        free: weakref.finalize[[int], _CProgram] = weakref.finalize(self, self._library.model_free, handle)
+        free.atexit = False  # a pass may be going on when the interpreter ends
+        return handle, free
 
 
 def _shape(spec: ModelSpec, vectors: Vectors) -> native.Shape:
@@ -313,10 +332,11 @@ class _BatchMemory:
         return struct
 
     def _room_for_tokens(self, count: int) -> None:
-        self._token_ids, self._positions = (c_int64 * count)(), (c_int64 * count)()
-        self._write_slots, self._logit_rows = (c_int64 * count)(), (c_int64 * count)()
-        self._query_start, self._page_start = (c_int32 * (count + 1))(), (c_int32 * (count + 1))()
-        self._kv_lens = (c_int32 * count)()
+        token_ids, positions, write_slots, logit_rows = ((c_int64 * count)() for _ in range(4))
+        query_start, page_start, kv_lens = ((c_int32 * (count + 1))() for _ in range(3))
+        # All of them are there: where memory fails, the old ones stay together.
+        self._token_ids, self._positions, self._write_slots, self._logit_rows = token_ids, positions, write_slots, logit_rows
+        self._query_start, self._page_start, self._kv_lens = query_start, page_start, kv_lens
         struct = self._struct
         struct.token_ids, struct.positions = addressof(self._token_ids), addressof(self._positions)
         struct.write_slots, struct.logit_rows = addressof(self._write_slots), addressof(self._logit_rows)

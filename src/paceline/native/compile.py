@@ -23,6 +23,7 @@ ARCHITECTURES: dict[str, dict[str, tuple[str, ...]]] = {
     "x86_64": {"avx2.c": ("-mavx2", "-mf16c"), "avx512vnni.c": _AVX512},
     "aarch64": {"neon.c": ("-march=armv8.2-a+dotprod",)},
 }
+_OTHER_NAMES = {"arm64": "aarch64"}  # what Apple's compilers call it
 _TIMEOUT_S = 300
 
 
@@ -49,6 +50,8 @@ def compile_library(output: Path, compiler: Sequence[str] | None = None, flags: 
         linked = Path(folder) / output.name
         try:
             objects = compile_objects(Path(folder), compiler, flags, sources)
+            if not objects:  # else a library without a function would be linked
+                return f"there are no C sources in {sources}"
             run([*compiler, "-shared", "-pthread", *flags, *map(str, objects), "-lm", "-o", str(linked)])
         except (OSError, subprocess.SubprocessError) as error:
             return _reason(error)
@@ -59,7 +62,8 @@ def compile_library(output: Path, compiler: Sequence[str] | None = None, flags: 
 def compile_objects(folder: Path, compiler: Sequence[str], flags: Sequence[str], sources: Path) -> list[Path]:
     """Compile every file of `sources` for the compiler's target into `folder`. Raises OSError and subprocess.SubprocessError."""
     triple = run([*compiler, "-dumpmachine"]).strip()
-    own = ARCHITECTURES.get(triple.split("-")[0], {})
+    machine = triple.split("-")[0]
+    own = ARCHITECTURES.get(_OTHER_NAMES.get(machine, machine), {})
     foreign = {name for files in ARCHITECTURES.values() for name in files} - own.keys()
     built = {source: folder / f"{source.stem}.o" for source in sorted(sources.glob("*.c")) if source.name not in foreign}
     commands = [

@@ -78,8 +78,9 @@ typedef struct {
 #define PL_MAX_TASKS (1 << 21)
 
 /* Runs the phases in order on all threads of the pool: no task of a phase begins before every task of the one before has ended. The
- * calling thread takes part, so a phase ends even if no other thread is given a core. */
-void pl_pool_run(pl_pool *pool, const pl_phase *phases, int32_t num_phases);
+ * calling thread takes part, so a phase ends even if no other thread is given a core. Returns 0, or -2, and nothing was run, if a phase
+ * has more than PL_MAX_TASKS. */
+int32_t pl_pool_run(pl_pool *pool, const pl_phase *phases, int32_t num_phases);
 int32_t pl_pool_threads(const pl_pool *pool);
 
 #endif

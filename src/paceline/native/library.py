@@ -15,6 +15,9 @@ TILE_ROWS = 16  # PL_TILE_ROWS: rows that are packed together
 GROUP = 32  # PL_GROUP: inputs that share a scale
 DATA_ALIGNMENT = 64  # bytes, of a packed matrix
 NUM_OP_KINDS = 7  # PL_NUM_KINDS
+MAX_HEAD_DIM = 256  # PL_MAX_HEAD_DIM
+ATTEND_QUERIES = 64  # PL_ATTEND_QUERIES: heads that can share a KV head
+TOO_MANY_TASKS = -2  # what `run` gives for a pass of more than PL_MAX_TASKS
 VARIANTS = ("avx512vnni", "avx2", "neon", "portable")
 _MAX_CONTENDERS = 64
 _PATH = Path(__file__).parent / "libpaceline.so"
@@ -156,7 +159,7 @@ class Library:
         self._handle.pl_model_free(model)
 
     def run(self, pool: int, model: int, batch: Batch, kv: Kv, logits: int, hidden: int, profile_ns: int) -> int:
-        """One pass; 0 when it is done. `hidden` and `profile_ns` may be 0."""
+        """One pass; 0 when it is done, -1 without memory, or TOO_MANY_TASKS. `hidden` and `profile_ns` may be 0."""
         return int(self._handle.pl_run(pool, model, ctypes.byref(batch), ctypes.byref(kv), logits, hidden, profile_ns))
 
     def packed_bytes(self, format: Format, rows: int, k: int) -> int:

@@ -47,7 +47,7 @@ int32_t pl_linear(pl_pool *pool, const pl_matrix *matrix, const float *x, int32_
     self.acts.q = aligned_alloc(64, (size_t)num_rows * (size_t)stride);
     self.acts.scale = malloc(num_scales * sizeof(float));
     self.acts.sum = malloc(num_scales * sizeof(int32_t));
-    const int32_t failed = self.acts.q && self.acts.scale && self.acts.sum ? 0 : -1;
+    int32_t failed = self.acts.q && self.acts.scale && self.acts.sum ? 0 : -1;
     if (!failed) {
         const int32_t tiles = (int32_t)(TASK_BYTES / pl_tile_bytes(matrix));
         self.tiles_per_task = tiles > 1 ? tiles : 1;
@@ -56,7 +56,7 @@ int32_t pl_linear(pl_pool *pool, const pl_matrix *matrix, const float *x, int32_
             {.run = quantise_row, .context = &self, .num_tasks = num_rows},
             {.run = multiply, .context = &self, .num_tasks = num_tasks},
         };
-        pl_pool_run(pool, phases, 2);
+        failed = pl_pool_run(pool, phases, 2);
     }
     free(self.acts.q);
     free(self.acts.scale);

@@ -55,8 +55,8 @@ typedef struct {
 typedef struct {
     int32_t num_layers;
     int32_t hidden, intermediate;    /* multiples of 32 */
-    int32_t num_heads, num_kv_heads; /* up to 64 heads share one KV head */
-    int32_t head_dim;                /* a multiple of 32, up to 256 */
+    int32_t num_heads, num_kv_heads; /* num_heads is a multiple of num_kv_heads; up to 64 heads share one KV head */
+    int32_t head_dim;                /* a multiple of 16, up to 256; num_heads / num_kv_heads * head_dim is a multiple of 32 */
     int32_t vocab;
     float eps;
     const float *frequencies; /* [head_dim / 2] radians per position; element i pairs with i + head_dim / 2 */
@@ -98,8 +98,8 @@ pl_model *pl_model_new(const pl_shape *shape, const pl_op *ops, int32_t num_ops,
 void pl_model_free(pl_model *model);
 
 /* Run one pass: KV written, logits [num_logits, vocab] and hidden [T, hidden] (NULL: not wanted; before the final norm) filled.
- * T <= max_tokens and num_logits <= max_logits. Adds each op kind's time to profile_ns [PL_NUM_KINDS] unless NULL. Returns 0, or -1
- * without memory. */
+ * T <= max_tokens and num_logits <= max_logits. Adds each op kind's time to profile_ns [PL_NUM_KINDS] unless NULL. Returns 0, -1
+ * without memory, or -2 if a phase has more tasks than can be counted; nothing was run then. */
 int32_t pl_run(pl_pool *pool, pl_model *model, const pl_batch *batch, const pl_kv *kv, float *logits, float *hidden, int64_t *profile_ns);
 
 /* Packing, at load. `elements` [rows, k]: 0..15 (PL_W4) or int8 (PL_W8); scales and minima
@@ -115,7 +115,8 @@ void pl_unpack_row(const pl_matrix *matrix, int32_t row, float *out);
  * of 32. */
 void pl_quantise(const float *x, int32_t n, int8_t *q, float *scale, int32_t *sum);
 
-/* The product alone, for tests, `doctor` and benchmarks: out [num_rows, matrix->rows] of x [num_rows, k]. Returns 0, or -1 without memory. */
+/* The product alone, for tests, `doctor` and benchmarks: out [num_rows, matrix->rows] of x [num_rows, k]. Returns as
+ * pl_run does. */
 int32_t pl_linear(pl_pool *pool, const pl_matrix *matrix, const float *x, int32_t num_rows, float *out);
 
 /* Sampling: the ids of the tokens that can win argmax(logit / temperature + noise) over logits [vocab], in rising order, into ids

@@ -132,7 +132,9 @@ int32_t pl_run(pl_pool *pool, pl_model *model, const pl_batch *batch, const pl_k
         model->phases[i].num_tasks = model->stages[i].count(&model->stages[i]);
         model->phases[i].ended_ns = profile_ns ? &model->ended_ns[i] : NULL;
     }
-    pl_pool_run(pool, model->phases, model->num_stages);
+    const int32_t failed = pl_pool_run(pool, model->phases, model->num_stages);
+    if (failed)
+        return failed;
     if (profile_ns)
         for (int32_t i = 0; i < model->num_stages; i++) {
             profile_ns[model->stages[i].op->kind] += model->ended_ns[i] - before_ns;

@@ -204,11 +204,14 @@ static void run_alone(const pl_phase *phases, int32_t num_phases)
     }
 }
 
-void pl_pool_run(pl_pool *pool, const pl_phase *phases, int32_t num_phases)
+int32_t pl_pool_run(pl_pool *pool, const pl_phase *phases, int32_t num_phases)
 {
+    for (int32_t i = 0; i < num_phases; i++)
+        if (phases[i].num_tasks > PL_MAX_TASKS) /* the word has no room for them */
+            return -2;
     if (pool->num_threads == 1) {
         run_alone(phases, num_phases);
-        return;
+        return 0;
     }
     const uint64_t word = atomic_load(&pool->word);
     pool->phases = phases;
@@ -218,6 +221,7 @@ void pl_pool_run(pl_pool *pool, const pl_phase *phases, int32_t num_phases)
     begin_next(pool, -1, &clock_ns);
     while (take_part(pool, 0))
         ;
+    return 0;
 }
 
 int32_t pl_pool_threads(const pl_pool *pool)

@@ -31,11 +31,12 @@ class SpyLibrary:
 
     variant = "spy"
 
-    def __init__(self, fail: bool = False) -> None:
+    def __init__(self, fail: bool = False, code: int = 0) -> None:
         self.num_runs = 0
         self.models: list[tuple[int, int, int]] = []  # address, room for tokens, for logits
         self.freed: list[int] = []
         self.fail = fail
+        self.code = code  # what a run gives
 
     def pool_new(self, num_threads: int) -> int:
         return 0 if self.fail else 77
@@ -58,7 +59,7 @@ class SpyLibrary:
         assert hidden
         self.num_runs += 1
         self.seen = {name: getattr(batch, name) for name in ("num_rows", "num_tokens", "num_logits", "page_size")}
-        return 0
+        return self.code
 
 
 def matrices() -> dict[tuple[str, ...], PackedMatrix]:
@@ -182,6 +183,47 @@ def test_room_grows_with_the_largest_pass_and_is_given_back() -> None:
     assert library.freed == [1, 2]
 
 
+def test_room_that_cannot_be_had_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next pass of that size asks for room again: the model that is there is too small for it."""
+    library = SpyLibrary()
+    forward = make(library)
+    long = build_batch([RowInput([1] * 300, 0, list(range(75)), 300)], PAGE_SIZE)
+    kv = memory(num_pages=75)
+    with monkeypatch.context() as without_memory:
+        without_memory.setattr(library, "model_new", lambda *given: 0)
+        with pytest.raises(MissingError, match=r"512 tokens; lower --max-num-batched-tokens"):
+            forward.run(long, kv)
+    assert library.num_runs == 0
+    assert library.freed == []
+    forward.run(good(), kv)
+    forward.run(long, kv)
+    assert [room for _, *room in library.models] == [[64, 16], [512, 512]]
+    assert library.freed == [1]
+
+
+def test_arrays_of_a_batch_stay_together_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch_memory = native._BatchMemory()
+    long = build_batch([RowInput([1] * 300, 0, list(range(75)), 300)], PAGE_SIZE)
+
+    class NoMemory:
+        def __mul__(self, count: int) -> None:
+            raise MemoryError
+
+    with monkeypatch.context() as without_memory:
+        without_memory.setattr(native, "c_int32", NoMemory())  # those of 64 bits come first
+        with pytest.raises(MemoryError):
+            batch_memory.fill(long, PAGE_SIZE)
+    filled = batch_memory.fill(long, PAGE_SIZE)
+    assert (binding.c_int64 * 300).from_address(filled.positions)[:] == list(range(300))
+    assert (binding.c_int32 * 2).from_address(filled.query_start)[:] == [0, 300]
+
+
+@pytest.mark.parametrize(("code", "error"), [(-1, MissingError), (binding.TOO_MANY_TASKS, BadInputError)])
+def test_a_pass_that_is_too_large_says_what_to_lower(code: int, error: type[Exception]) -> None:
+    with pytest.raises(error, match=r"a pass of 4 tokens.*; lower --max-num-batched-tokens"):
+        make(SpyLibrary(code=code)).run(good(), memory())
+
+
 def test_results_of_small_passes_share_memory_and_large_ones_do_not() -> None:
     forward = make(SpyLibrary())
     first, second = forward.run(good(), memory()), forward.run(good(), memory())
@@ -224,6 +266,25 @@ def test_programs_that_it_does_not_run_are_named() -> None:
     pool = Pool(cast(binding.Library, SpyLibrary()), 1)
     with pytest.raises(BadInputError, match="--quantization none"):
         load_native(random_program(random_spec()), Weights(TENSORS, NoBlocks()), "int8", pool, None, "load", SilentProgress())
+
+
+@pytest.mark.parametrize(
+    ("heads", "reason"),
+    [
+        ((2, 1, 272), "heads have 272 elements, more than 256"),
+        ((3, 2, 64), "3 heads cannot share 2 KV heads evenly"),
+        ((65, 1, 64), "65 heads share a KV head, more than 64"),
+        ((4, 4, 48), "the heads that share a KV head have 48 elements together, not a multiple of 32"),
+        ((12, 4, 16), "the heads that share a KV head have 48 elements together, not a multiple of 32"),
+        ((2, 1, 256), None),
+        ((64, 1, 16), None),
+        ((4, 2, 48), None),
+    ],
+)
+def test_heads_that_attention_has_no_room_for_are_named(heads: tuple[int, int, int], reason: str | None) -> None:
+    num_heads, num_kv_heads, head_dim = heads
+    spec = replace(SPEC, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim)
+    assert native.supports(replace(PROGRAM, spec=spec)) == reason
 
 
 def test_threads_that_cannot_be_had_are_refused() -> None:

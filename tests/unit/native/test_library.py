@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from paceline.native import library as native
-from paceline.native.compile import FOLDER, compile_library, find_compiler
+from paceline.native.compile import FOLDER, compile_library, compile_objects, find_compiler
 from paceline.native.library import Library, load
 
 STRUCTURES = {
@@ -47,6 +47,8 @@ def test_structures_lie_as_in_c(tmp_path: Path) -> None:
 def test_constants_are_the_headers() -> None:
     defined = dict(re.findall(r"#define (PL_\w+) +(\d+)", HEADER))
     assert defined == {"PL_ABI": str(native.ABI), "PL_TILE_ROWS": str(native.TILE_ROWS), "PL_GROUP": str(native.GROUP)}
+    limits = dict(re.findall(r"#define (PL_\w+) +(\d+)", (FOLDER / "kernels.h").read_text()))
+    assert (limits["PL_MAX_HEAD_DIM"], limits["PL_ATTEND_QUERIES"]) == (str(native.MAX_HEAD_DIM), str(native.ATTEND_QUERIES))
     kinds = re.search(r"enum pl_kind \{(.*?)\}", HEADER, re.DOTALL)
     assert kinds is not None
     assert len(re.findall(r"PL_\w+", kinds[1])) == native.NUM_OP_KINDS + 1
@@ -113,3 +115,22 @@ def test_a_mistake_in_the_sources_leaves_the_old_library(tmp_path: Path) -> None
     assert reason is not None
     assert "error: expected expression" in reason
     assert output.read_text() == "old"
+
+
+def test_a_folder_without_sources_leaves_the_old_library(tmp_path: Path) -> None:
+    if find_compiler() is None:
+        pytest.skip("no C compiler")
+    output = tmp_path / "built.so"
+    output.write_text("old")
+    assert compile_library(output, sources=tmp_path) == f"there are no C sources in {tmp_path}"
+    assert output.read_text() == "old"
+
+
+@pytest.mark.parametrize("machine", ["aarch64-linux-gnu", "arm64-apple-darwin24"])
+def test_both_names_of_a_processor_get_its_file(tmp_path: Path, machine: str) -> None:
+    compiler = tmp_path / "compiler"
+    compiler.write_text(f'#!/bin/sh\necho {machine}\necho "$@" >> {tmp_path}/calls\n')
+    compiler.chmod(0o755)
+    objects = compile_objects(tmp_path, [str(compiler)], (), FOLDER)
+    assert "neon.o" in [path.name for path in objects]
+    assert "-march=armv8.2-a+dotprod -c" in (tmp_path / "calls").read_text()

@@ -1,14 +1,15 @@
 """A pass in C: against the same model in numpy, and the law that a token's result depends on its own row and on nothing else."""
 
 from collections.abc import Iterator, Sequence
+from ctypes import addressof, c_int32
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from paceline.native.library import Format, Library
-from tests.fakes.native_model import Model, Row, Spec, expected, run
+from paceline.native.library import TOO_MANY_TASKS, Batch, Format, Kv, Library, Op, Shape
+from tests.fakes.native_model import EPS, QKV, Model, Row, Spec, expected, run
 
 LLAMA = Spec()
 QWEN2 = Spec(num_heads=7, num_kv_heads=1, head_dim=64, has_bias=True, is_tied=False)
@@ -191,3 +192,17 @@ def test_models_and_pools_come_and_go(library: Library) -> None:
         assert np.isfinite(result.logits).all()
         model.free()
         library.pool_free(pool)
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_more_tasks_than_can_be_counted_are_refused(library: Library, num_threads: int) -> None:
+    """A task for each head: nothing is run, so there need be no weights, and memory that nothing touches costs nothing."""
+    frequencies = np.ones(8, np.float32)
+    model = library.model_new(Shape(1, 32, 32, 1 << 21, 1 << 15, 16, 1, EPS, frequencies.ctypes.data), [Op(QKV, 0)], 1, 1)
+    assert model
+    query_start, kv_lens = (c_int32 * 2)(0, 1), (c_int32 * 1)(1)
+    batch = Batch(num_rows=1, num_tokens=1, page_size=16, query_start=addressof(query_start), kv_lens=addressof(kv_lens))
+    pool = library.pool_new(num_threads)
+    assert library.run(pool, model, batch, Kv(), 0, 0, 0) == TOO_MANY_TASKS
+    library.pool_free(pool)
+    library.model_free(model)
