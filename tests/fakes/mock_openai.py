@@ -36,8 +36,14 @@ class Behaviour:
     counter_factor: float = 1.0  # what the counters of drafts are multiplied by
     refuses_unknown: bool = False
     is_exact: bool = True  # whether drafts leave the answer as it is
+    is_lossless: bool = True  # what it says of that
+    verification: str | None = "coupled"
+    honours_length: bool = False  # `ignore_eos` and `min_tokens`
     api_key: str | None = None
     step_s: float = 0.0
+    growth_s: float = 0.0  # by which each token before it makes a step longer
+    drafting_cost: float = 1.0  # what a step costs without `max_draft_length: 0`, of what it costs with it
+    drafted_length: float = 1.0  # the same of how long an answer is that ends by itself
     num_answer_tokens: int = 40  # of an answer that ends by itself
     faults: dict[str, str] = field(default_factory=dict[str, str])
 
@@ -99,7 +105,8 @@ class MockOpenAi:
     async def _models(self, request: web.Request) -> web.Response:
         if self.behaviour.api_key and request.headers.get("Authorization") != f"Bearer {self.behaviour.api_key}":
             return web.json_response({"error": {"message": "no key"}}, status=401)
-        entry = {"id": MODEL, "object": "model", "owned_by": self.behaviour.owner, "max_model_len": 4096, "lossless": True}
+        entry = {"id": MODEL, "object": "model", "owned_by": self.behaviour.owner, "max_model_len": 4096}
+        entry |= {"lossless": self.behaviour.is_lossless, "verification": self.behaviour.verification}
         return web.json_response({"object": "list", "data": [entry]})
 
     async def _metrics(self, _: web.Request) -> web.Response:
@@ -163,7 +170,12 @@ class _Reply:
         self._has_usage = self._behaviour.has_usage and self._fault != "no_usage"
         key = [self._body["messages"], self._body.get("seed"), not self._behaviour.is_exact and self._body.get("max_draft_length")]
         digest = hashlib.sha256(json.dumps(key).encode()).digest()
-        number = min(self._body["max_tokens"], self._behaviour.num_answer_tokens + digest[0] % 8)
+        number = self._behaviour.num_answer_tokens + digest[0] % 8
+        if not asked.is_plain:
+            number = round(number * self._behaviour.drafted_length)
+        is_given = self._behaviour.honours_length and (self._body.get("ignore_eos") or self._body.get("min_tokens", 0) >= number)
+        number = self._body["max_tokens"] if is_given else min(self._body["max_tokens"], number)
+        self._step_factor = 1.0 if asked.is_plain else self._behaviour.drafting_cost
         self._tokens = [digest[place % 32] % len(_WORDS) for place in range(number)]
         self._digest = digest
         self._cached = server.cached_tokens(self._body)
@@ -184,8 +196,8 @@ class _Reply:
             await asyncio.sleep(30)
         held = b""
         await response.write(b": welcome\n\n" + self._event(delta={"role": "assistant", "content": ""}, usage=self._usage(0)))
-        for event in self._steps():
-            await asyncio.sleep(self._behaviour.step_s)
+        for place, event in enumerate(self._steps()):
+            await asyncio.sleep(self._step_factor * (self._behaviour.step_s + place * self._behaviour.growth_s))
             if self._fault == "coalesced":
                 held += event
                 continue

@@ -13,6 +13,7 @@ from paceline.prove.plan import Measurement, ServerFacts
 from paceline.prove.record import Arm, Phase, RequestRecord
 
 MAX_LENGTH_DIFFERENCE = 0.10  # of mean output lengths
+MAX_PROMPT_DIFFERENCE = 0.01  # of the prompt tokens of requests that were given the same messages
 MAX_CACHE_DIFFERENCE = 0.02  # of the prompt tokens: more served from a cache in one arm than in the other
 MAX_RANDOM_SHARE = 0.10
 
@@ -24,10 +25,11 @@ def unfair_reasons(measurement: Measurement, comparisons: Sequence[Comparison], 
         _random_prompts(options),
         _too_many_errors(records, options.max_error_rate),
         _different_precision(measurement.servers),
+        _lost_recording(measurement.records, options.max_error_rate),
     ]
     for comparison in comparisons:
         pairs = [pair for block in comparison.blocks for pair in block.pairs]
-        found += [check(comparison.concurrency, pairs) for check in (_unequal_limits, _unequal_lengths, _unequal_caches)]
+        found += [check(comparison.concurrency, pairs) for check in (_unequal_limits, _unequal_prompts, _unequal_lengths, _unequal_caches)]
     found += [disagreement.text for disagreement in acceptance_disagreements(measurement.records, measurement.runs)]
     return tuple(reason for reason in found if reason is not None)
 
@@ -53,6 +55,18 @@ def _too_many_errors(records: Sequence[RequestRecord], max_error_rate: float) ->
                 f"the first said: {failed[0].error}. What is left is not the same work in both arms"
             )
     return None
+
+
+def _lost_recording(records: Sequence[RequestRecord], max_error_rate: float) -> str | None:
+    """Conversations that fail while they are recorded are not measured: too many of them, and the rest is a choice of the easy ones."""
+    mine = [record for record in records if record.phase is Phase.RECORD]
+    failed = [record for record in mine if record.error is not None]
+    if len(failed) <= max_error_rate * len(mine):
+        return None
+    return (
+        f"{len(failed)} of {len(mine)} requests failed while conversations were recorded, limit {max_error_rate:.1%}; "
+        f"the first said: {failed[0].error}. What is left is not what was to be measured"
+    )
 
 
 def _different_precision(servers: Mapping[Arm, ServerFacts]) -> str | None:
@@ -96,13 +110,29 @@ def _unequal_limits(concurrency: int, pairs: Sequence[Pair]) -> str | None:
     )
 
 
+def _unequal_prompts(concurrency: int, pairs: Sequence[Pair]) -> str | None:
+    """The same messages must be the same tokens; only an arm's own answers, where nothing was replayed, may differ in later turns."""
+    same = [(base, other) for base, other in pairs if base.turn == 0 or (base.is_replayed and other.is_replayed)]
+    told = [(base.num_prompt_tokens, other.num_prompt_tokens) for base, other in same if base.num_prompt_tokens and other.num_prompt_tokens]
+    apart = sum(abs(base - other) for base, other in told)
+    if apart <= MAX_PROMPT_DIFFERENCE * sum(base for base, _ in told):
+        return None
+    first = next(pair for pair in told if pair[0] != pair[1])
+    return (
+        f"at concurrency {concurrency}, the same messages are different numbers of tokens in the arms (such as {first[0]:,} in the "
+        f"baseline and {first[1]:,} in the speculative arm): another tokenizer or chat template, and other work; serve one "
+        "model in both"
+    )
+
+
 def _unequal_lengths(concurrency: int, pairs: Sequence[Pair]) -> str | None:
     base, other = (sum(pair[side].num_output_tokens for pair in pairs) for side in (0, 1))
     if not pairs or abs(base - other) <= MAX_LENGTH_DIFFERENCE * min(base, other):
         return None
     return (
         f"at concurrency {concurrency}, answers have {base / len(pairs):.1f} tokens in the baseline and {other / len(pairs):.1f} in the "
-        f"speculative arm, more than {MAX_LENGTH_DIFFERENCE:.0%} apart: that is not the same work. Ask at temperature 0, or with ignore_eos"
+        f"speculative arm, more than {MAX_LENGTH_DIFFERENCE:.0%} apart: that is not the same work. Ask at temperature 0, with "
+        "ignore_eos, or replay (--replay)"
     )
 
 

@@ -12,7 +12,9 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
+from itertools import groupby
 
 from paceline.errors import BadInputError
 from paceline.prove.agreement import different_answers
@@ -21,25 +23,17 @@ from paceline.prove.counters import Meter, Watch
 from paceline.prove.datasets.prompt import Prompt
 from paceline.prove.journal import Journal
 from paceline.prove.load import LagMeter, closed_loop, open_loop
-from paceline.prove.plan import Measurement, Plan, Progress, ServerFacts
-from paceline.prove.record import Arm, BlockRun, Phase, RequestRecord
-from paceline.prove.schedule import Run, schedule
-from paceline.prove.server import examine, request_fields
+from paceline.prove.plan import Measurement, Plan, Progress, ReplayMode, ServerFacts
+from paceline.prove.record import Arm, BlockRun, Phase, RecordedConversation, RequestRecord
+from paceline.prove.replay import Replay, has_equal_work, num_lost, played, reason_to_replay, recording_of
+from paceline.prove.schedule import Point, Run, schedule
+from paceline.prove.server import examine, gives_length, length_fields, request_fields
+from paceline.prove.sides import Side, check_comparable, of_shared_cache, told
 from paceline.prove.tokens import TokenCounter
 
 MAX_LAG_MS = 5.0  # of the measuring process at the 99th percentile; beyond it the times are its own as well
 _DRAIN_S = 30.0
 _SEED_BITS = 31  # what every server takes
-
-
-@dataclass(slots=True)
-class _Side:
-    """One arm's server."""
-
-    client: ChatClient
-    meter: Meter
-    facts: ServerFacts
-    tokens: TokenCounter | None = None  # for a server that does not count
 
 
 async def measure(plan: Plan, journal: Journal, progress: Callable[[Progress], None]) -> Measurement:
@@ -52,82 +46,37 @@ async def measure(plan: Plan, journal: Journal, progress: Callable[[Progress], N
     api_key = plan.api_key or os.environ.get("PACELINE_API_KEY")
     async with AsyncExitStack() as stack:
 
-        async def side(url: str) -> _Side:
+        async def side(url: str) -> Side:
             client = await stack.enter_async_context(ChatClient(url, api_key, plan.timeout_s))
             meter = Meter(client)
             facts = await examine(client, meter, plan.model, probes_eos=plan.ignore_eos)
-            return _Side(client, meter, facts, None if facts.has_stream_usage else await TokenCounter.find(client, facts.model))
+            facts = replace(facts, num_gpus=plan.num_gpus or facts.num_gpus)
+            return Side(client, meter, facts, None if facts.has_stream_usage else await TokenCounter.find(client, facts.model))
 
         speculative = await side(plan.base_url)
         baseline = speculative if plan.baseline_url is None else await side(plan.baseline_url)
         sides = {Arm.BASELINE: baseline, Arm.SPECULATIVE: speculative}
-        _check_comparable(plan, sides)
+        check_comparable(plan, sides)
         work = _Work(plan, {arm: sides[arm] for arm in plan.arms}, journal, progress, runs)
-        journal.add_note(plan=_told(plan), servers={arm: sides[arm].facts for arm in plan.arms}, time_s=time.time())
+        journal.add_note(plan=told(plan), servers={arm: sides[arm].facts for arm in plan.arms}, time_s=time.time())
         return await work.do()
-
-
-def _check_comparable(plan: Plan, sides: dict[Arm, _Side]) -> None:
-    if len(plan.arms) < 2 or plan.baseline_url is not None:
-        return
-    facts = sides[Arm.BASELINE].facts
-    if facts.honours_draft_length or (facts.honours_draft_length is None and facts.kind == "paceline"):
-        return
-    raise BadInputError(
-        f"{facts.base_url} does not show that it can decode without drafts when a request asks for it (max_draft_length: 0); "
-        "start a second server without a drafter and give its URL as --baseline-url"
-    )
-
-
-def _of_shared_cache(plan: Plan, sides: dict[Arm, _Side]) -> list[str]:
-    """A warning where both arms ask one server and nothing shows that its cache keeps their prompts apart."""
-    if plan.baseline_url is not None or len(sides) < 2:
-        return []
-    facts = sides[Arm.BASELINE].facts
-    if facts.separates_salts:
-        return []
-    seen = "does not keep" if facts.separates_salts is False else "does not show whether it keeps"
-    return [
-        f"{facts.base_url} {seen} requests with another cache_salt apart in its prefix cache, and both arms ask it: the arm that comes "
-        "second may find the first one's prompts there; start the server without prefix caching, or look at the cached tokens"
-    ]
-
-
-def _told(plan: Plan) -> dict[str, object]:
-    """The plan as a journal keeps it: without the key, and of the data set the hash."""
-    return {
-        "base_url": plan.base_url,
-        "baseline_url": plan.baseline_url,
-        "model": plan.model,
-        "dataset": plan.dataset.label,
-        "split": plan.dataset.split,
-        "dataset_sha256": plan.dataset.sha256,
-        "num_prompts": len(plan.dataset.prompts),
-        "concurrencies": plan.concurrencies,
-        "rates_per_s": plan.rates_per_s,
-        "num_blocks": plan.num_blocks,
-        "max_tokens": plan.max_tokens,
-        "temperature": plan.temperature,
-        "seed": plan.seed,
-        "draft_lengths": plan.draft_lengths,
-        "arms": plan.arms,
-        "timeout_s": plan.timeout_s,
-        "ignore_eos": plan.ignore_eos,
-        "warm_up_tokens": plan.warm_up_tokens,
-    }
 
 
 class _Work:
     """A schedule being carried out."""
 
     def __init__(
-        self, plan: Plan, sides: dict[Arm, _Side], journal: Journal, progress: Callable[[Progress], None], runs: Sequence[Run]
+        self, plan: Plan, sides: dict[Arm, Side], journal: Journal, progress: Callable[[Progress], None], runs: Sequence[Run]
     ) -> None:
         self._plan = plan
         self._sides = sides
         self._journal = journal
         self._tell = progress
         self._runs = runs
+        self._num_runs = 0  # begun so far: the next one's place
+        self._replay = Replay()
+        self._contents: dict[tuple[str, int], str] = {}  # of a recording pass: what later turns see, by question and turn
+        self._before: list[RequestRecord] = []  # of the run before this one
         self._nonce = uuid.uuid4().hex  # in every salt: an earlier measurement has filled the same server's caches
         self._records: list[RequestRecord] = []
         self._of_run: list[RequestRecord] = []  # of the run in flight
@@ -135,7 +84,7 @@ class _Work:
         lengths = plan.draft_lengths
         self._draft_lengths = {run.point.concurrency: lengths[0] if len(lengths) == 1 else None for run in runs}
         self._pilots: dict[int, list[float]] = {}  # draft length -> tokens and seconds, of this point
-        self._warnings: Counter[str] = Counter(_of_shared_cache(plan, sides))
+        self._warnings: Counter[str] = Counter(of_shared_cache(plan, sides))
         self._lag = LagMeter()
         self._start_s = time.monotonic()
         self._num_done = 0
@@ -147,8 +96,9 @@ class _Work:
         is_complete = False
         async with self._lag:
             try:
-                for run in self._runs:
-                    await self._run(run)
+                await self._look_ahead()
+                for _, runs in groupby(self._runs, key=lambda run: run.point):
+                    await self._point(list(runs))
                 is_complete = True
             except asyncio.CancelledError:
                 await self._keep()
@@ -158,12 +108,7 @@ class _Work:
             self._warnings[
                 f"the measuring process was up to {self._lag.p99_ms:.1f} ms late (99th percentile): its own work is part of the times"
             ] += 1
-        if different := different_answers(self._records):
-            first = different[0]
-            self._warnings[
-                f"{len(different):,} questions were not answered alike in both arms (such as {first.question_id}, turn {first.turn + 1}, "
-                f"from character {first.num_same_chars} on): times are compared per token"
-            ] += 1
+        self._note_differences()
         warnings = tuple(text if number == 1 else f"{text} ({number:,} times)" for text, number in self._warnings.items())
         self._journal.add_note(warnings=warnings, is_complete=is_complete, loop_lag_p99_ms=self._lag.p99_ms)
         return Measurement(
@@ -174,9 +119,114 @@ class _Work:
             warnings=warnings,
             loop_lag_p99_ms=self._lag.p99_ms,
             is_complete=is_complete,
+            replay_why=self._replay.why,
         )
 
-    async def _run(self, run: Run) -> None:
+    async def _look_ahead(self) -> None:
+        """Replay from the start if the arms are known to differ."""
+        plan = self._plan
+        if len(self._sides) < 2:
+            return
+        if plan.replay is ReplayMode.OFF:
+            self._settle_replay("it was switched off")
+        elif why := reason_to_replay(plan, {arm: side.facts for arm, side in self._sides.items()}):
+            is_begun = await self._begin_replay(why)
+            if not is_begun and (plan.recording or plan.replay is ReplayMode.ON):
+                raise BadInputError(f"cannot replay: {self._replay.why}; leave --replay out")
+        else:
+            self._replay.is_open = not has_equal_work(plan)
+
+    async def _point(self, runs: Sequence[Run]) -> None:
+        """All runs of one setting; again by replay from the block on in which the arms turn out to differ, its earlier blocks included."""
+        for run in runs:
+            records = await self._run(run)
+            is_twin = self._before and self._before[0].block == run.block and self._before[0].phase is run.phase is Phase.MEASURE
+            if self._replay.is_open and is_twin and (different := different_answers([*self._before, *records])):
+                number = f"{len(different)} of {len(records)} questions"
+                why = f"the arms answered {number} differently at {run.point}, block {run.block + 1}"
+                if await self._begin_replay(why):
+                    self._set_aside(run.point)
+                    again = [run for run in runs if run.phase is Phase.MEASURE]
+                    self._expect(again)
+                    await self._point(again)
+                    return
+            self._before = records
+
+    async def _begin_replay(self, why: str) -> bool:
+        """False where a server cannot be asked for answers of a given length."""
+        self._replay.is_open = False
+        for side in {id(side): side for side in self._sides.values()}.values():
+            if not await gives_length(side.client, side.facts):
+                self._settle_replay(
+                    f"{why}, and {side.facts.base_url} cannot be asked for answers of a given length (ignore_eos, min_tokens): "
+                    "answers of unequal length are compared per token"
+                )
+                return False
+        conversations = self._plan.recording or await self._record()
+        for conversation in conversations:
+            self._journal.add_note(recording=conversation)
+        self._replay.recording = {one.question_id: one.turns for one in conversations}
+        if number := num_lost(self._plan.dataset.prompts, self._replay.recording):
+            self._warnings[f"{number:,} conversations are not recorded to their end, and are measured only as far as they are"] += 1
+        self._settle_replay(why)
+        await self._warm_other_cache()
+        return True
+
+    def _settle_replay(self, why: str) -> None:
+        self._replay.why = why
+        self._journal.add_note(replay={"is_used": self._replay.recording is not None, "why": why})
+
+    async def _record(self) -> tuple[RecordedConversation, ...]:
+        """One pass over all prompts in the plain arm."""
+        run = self._pass_over_all(Arm.BASELINE)
+        return recording_of(await self._run(run), self._contents, run.prompts)
+
+    async def _warm_other_cache(self) -> None:
+        """Two servers that keep prompts whatever their salt: what the recording pass read on one, the other one reads as well."""
+        base, other = (self._sides[arm] for arm in Arm)
+        if base is not other and not (base.facts.separates_salts and other.facts.separates_salts) and not self._plan.recording:
+            await self._run(self._pass_over_all(Arm.SPECULATIVE))
+
+    def _pass_over_all(self, arm: Arm) -> Run:
+        point = Point(min(max(self._plan.concurrencies, default=1), len(self._plan.dataset.prompts)))
+        run = Run(0, point, arm, Phase.RECORD, 0, 1, self._plan.dataset.prompts, self._plan.max_tokens)
+        self._expect([run])
+        return run
+
+    def _expect(self, runs: Sequence[Run]) -> None:
+        """More to do than was planned."""
+        self._num_total += sum(run.num_requests for run in runs)
+        self._tokens_total += sum(run.num_requests * run.max_tokens for run in runs)
+
+    def _set_aside(self, point: Point) -> None:
+        """What was measured at a point before it is measured again."""
+        setting = (point.concurrency, point.rate_per_s, Phase.MEASURE)
+        places = {run.place for run in self._block_runs if (run.concurrency, run.rate_per_s, run.phase) == setting}
+        self._journal.add_note(set_aside=sorted(places))
+        self._records = [replace(one, phase=Phase.SET_ASIDE) if one.place in places else one for one in self._records]
+        self._block_runs = [replace(one, phase=Phase.SET_ASIDE) if one.place in places else one for one in self._block_runs]
+
+    def _note_differences(self) -> None:
+        replayed = [record for record in self._records if record.is_replayed and record.phase is Phase.MEASURE]
+        num_wrong = sum(record.error is None and record.num_output_tokens != record.max_tokens for record in replayed)
+        if num_wrong:
+            self._warnings[f"{num_wrong:,} of {len(replayed):,} replayed answers did not have the length that was asked for"] += 1
+        if different := different_answers(record for record in self._records if not record.is_replayed):
+            first = different[0]
+            self._warnings[
+                f"{len(different):,} questions were not answered alike in both arms (such as {first.question_id}, turn {first.turn + 1}, "
+                f"from character {first.num_same_chars} on), and were not replayed: {self._replay.why or 'all answers have full length'}"
+            ] += 1
+
+    async def _run(self, run: Run) -> list[RequestRecord]:
+        run = replace(run, place=self._num_runs)
+        self._num_runs += 1
+        num_expected = run.num_requests
+        if self._replay.recording is not None and run.phase in (Phase.MEASURE, Phase.RECORD):
+            run = replace(run, prompts=played(run.prompts, self._replay.recording), is_replayed=True)
+        if not run.prompts:  # none of them could be recorded
+            self._advance(run, num_expected)
+            return []
         side, num_done = self._sides[run.arm], self._num_done
         if self._pilots and run.phase is Phase.MEASURE:
             self._choose_draft_length(run)
@@ -186,16 +236,7 @@ class _Work:
                 self._warnings["a server was busy with requests of others when a block began"] += 1
         before = await side.meter.read()
 
-        async def send(prompt: Prompt, turn: int, messages: Sequence[Message]) -> Answer:
-            answer = await side.client.complete(self._ask(run, side.facts, prompt, turn, messages))
-            record = _record(run, prompt, turn, answer)
-            self._note_answer(answer)
-            self._of_run.append(record)
-            if side.facts.has_stream_usage:
-                self._journal.add_request(record)
-            self._advance(run, 1)
-            return replace(answer, error=None) if self._is_uncounted(record) else answer
-
+        send = partial(self._send, run, side)
         try:
             async with Watch(side.meter, before) as watch:
                 if run.point.concurrency:
@@ -205,7 +246,7 @@ class _Work:
         except BaseExceptionGroup as group:
             raise group.exceptions[0] from None
         records = await self._keep()
-        self._advance(run, run.num_requests - (self._num_done - num_done))  # turns that were not asked behind a failed one
+        self._advance(run, num_expected - (self._num_done - num_done))  # turns that were not asked behind a failed one
         after = await side.meter.settled(before, sum(record.num_output_tokens for record in records))
         block_run = BlockRun(
             arm=run.arm,
@@ -226,6 +267,23 @@ class _Work:
             pilot = self._pilots.setdefault(run.pilot_length, [0.0, 0.0])
             pilot[0] += sum(record.num_output_tokens for record in records)
             pilot[1] += block_run.end_s - block_run.start_s
+        return records
+
+    async def _send(self, run: Run, side: Side, prompt: Prompt, turn: int, messages: Sequence[Message]) -> Answer:
+        """One request of a run; the answer is what the next turn shall see."""
+        ask = self._ask(run, side.facts, prompt, turn, messages)
+        answer = await side.client.complete(ask)
+        record = _record(run, prompt, turn, ask, answer)
+        self._note_answer(answer)
+        self._of_run.append(record)
+        if side.facts.has_stream_usage:
+            self._journal.add_request(record)
+        self._advance(run, 1)
+        if run.phase is Phase.RECORD and not run.is_replayed:
+            self._contents[prompt.question_id, turn] = answer.content
+        if run.is_replayed and (recorded := self._replay.turn(prompt.question_id, turn)):
+            answer = replace(answer, content=recorded.content)
+        return replace(answer, error=None) if self._is_uncounted(record) else answer
 
     async def _keep(self) -> list[RequestRecord]:
         """Keep what the run in flight has; first, off the clock, count the tokens of answers that came without usage."""
@@ -257,6 +315,11 @@ class _Work:
 
     def _ask(self, run: Run, facts: ServerFacts, prompt: Prompt, turn: int, messages: Sequence[Message]) -> Ask:
         wanted: dict[str, object] = {"cache_salt": f"{self._nonce}-{run.place}"}
+        max_tokens = run.max_tokens
+        if run.is_replayed and (recorded := self._replay.turn(prompt.question_id, turn)):
+            # An arm that says what was recorded would find its own answers in the cache, and one that says something else would not.
+            wanted |= {"cache_salt": f"{self._nonce}-{run.place}-{turn}"} | length_fields(recorded.num_tokens)
+            max_tokens = recorded.num_tokens
         if run.arm is Arm.BASELINE:
             wanted["max_draft_length"] = 0
         else:
@@ -271,7 +334,7 @@ class _Work:
         seed = None
         if self._plan.temperature > 0:  # the same in both arms
             seed = uuid.uuid5(uuid.NAMESPACE_OID, f"{self._plan.seed} {run.block} {prompt.question_id} {turn}").int % (1 << _SEED_BITS)
-        return Ask(facts.model, messages, run.max_tokens, self._plan.temperature, seed, fields, stream_options)
+        return Ask(facts.model, messages, max_tokens, self._plan.temperature, seed, fields, stream_options)
 
     def _note_answer(self, answer: Answer) -> None:
         if answer.acceptance_fault is not None:
@@ -288,7 +351,7 @@ class _Work:
         self._tell(Progress(str(run), self._num_done, self._num_total, seconds))
 
 
-def _record(run: Run, prompt: Prompt, turn: int, answer: Answer) -> RequestRecord:
+def _record(run: Run, prompt: Prompt, turn: int, ask: Ask, answer: Answer) -> RequestRecord:
     return RequestRecord(
         arm=run.arm,
         phase=run.phase,
@@ -310,7 +373,8 @@ def _record(run: Run, prompt: Prompt, turn: int, answer: Answer) -> RequestRecor
         error=answer.error,
         text=answer.text,
         token_ids=answer.token_ids,
-        max_tokens=run.max_tokens,
+        max_tokens=ask.max_tokens,
         rate_per_s=run.point.rate_per_s,
         acceptance=answer.acceptance,
+        is_replayed=run.is_replayed,
     )

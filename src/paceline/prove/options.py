@@ -14,7 +14,8 @@ from paceline.errors import BadInputError
 from paceline.prove.certificate.options import CertifyOptions
 from paceline.prove.datasets.prompt import Dataset
 from paceline.prove.judgement import Objectives
-from paceline.prove.plan import MIN_BLOCKS, Plan
+from paceline.prove.plan import MIN_BLOCKS, Plan, ReplayMode
+from paceline.prove.replay import read_recording
 
 T = TypeVar("T")
 
@@ -27,6 +28,7 @@ QUICK_SAMPLES = 60  # of each law test: the fewest with which every option still
 _QUICK_CONCURRENCY = (1, 4)
 _FULL_CONCURRENCY = (1, 4, 16)
 _MAX_POINTS = 64
+_REPLAY_MODES = tuple(mode.value for mode in ReplayMode)
 _OBJECTIVES = {"ttft": "ttft_ms", "tpot": "tpot_ms", "e2e": "e2e_ms", "e2el": "e2e_ms"}  # the last as in `vllm bench serve`
 _MAX_OBJECTIVE_MS = 1e9
 
@@ -49,11 +51,13 @@ class ProveConfig:
     category: str | None = _option(None, "Only these categories, separated by commas.")
     num_prompts: int | None = _option(None, "Requests per category; unset: all, with --quick 4.")
     concurrency: str | None = _option(None, "Conversations in flight, separated by commas; unset: 1,4,16, with --quick 1,4.")
-    rate: float | None = _option(None, "Also an open loop with this many arrivals per second.")
+    rate: str | None = _option(None, "Also an open loop with so many arrivals per second; several, as in 1,2.5,4, one after the other.")
     draft_lengths: str = _option("auto", "K of the accelerated arm: auto is the server's own choice; of several, as in 1,3,5, the fastest.")
     max_tokens: int | None = _option(None, "Most tokens of an answer; unset: 256, with --quick 96.")
     temperature: float = _option(0.0, "Of every request; above 0 each has a seed, the same in both arms.")
     ignore_eos: bool = _option(False, "Answers of full length, where the server can do that.")
+    replay: str = _option("auto", "Record once and replay in both arms: auto (where their answers differ), on, off, or raw records.")
+    gpus: int | None = _option(None, "GPUs of each server, for throughput per GPU; unset: as the server says.")
     num_blocks: int = _option(MIN_BLOCKS, "Blocks of prompts at each concurrency; the arms alternate by block.")
     seed: int = _option(0, "Of everything random in the measurement.")
     timeout: float = _option(600.0, "Seconds for one request.")
@@ -82,6 +86,12 @@ def check(config: ProveConfig) -> None:
         raise BadInputError("--baseline-url compares two servers that run; give --url as well")
     if config.soak is not None and (config.json or config.html or config.save_result or config.certify or config.quick):
         raise BadInputError("--soak is a run of its own: leave out --quick, --certify, --json, --html and --save-result")
+    if config.replay not in _REPLAY_MODES and not Path(config.replay).is_file():
+        raise BadInputError(
+            f"--replay {config.replay[:200]} is none of {', '.join(_REPLAY_MODES)}, and no file of raw records (*.records.jsonl) either"
+        )
+    if config.rate is not None:
+        rates("rate", config.rate)
     objectives_of(config)
     for name, path in (("json", config.json), ("html", config.html), ("records", config.records)):
         if path is not None and path.is_dir():
@@ -102,7 +112,7 @@ def plan_of(config: ProveConfig, url: str, dataset: Dataset) -> Plan:
         model=config.model if config.url is not None else None,
         api_key=config.api_key,
         concurrencies=concurrencies,
-        rates_per_s=() if config.rate is None else (config.rate,),
+        rates_per_s=() if config.rate is None else rates("rate", config.rate),
         num_blocks=config.num_blocks,
         max_tokens=config.max_tokens or (QUICK_TOKENS if config.quick else FULL_TOKENS),
         temperature=config.temperature,
@@ -110,6 +120,9 @@ def plan_of(config: ProveConfig, url: str, dataset: Dataset) -> Plan:
         draft_lengths=() if config.draft_lengths == "auto" else whole_numbers("draft-lengths", config.draft_lengths),
         timeout_s=config.timeout,
         ignore_eos=config.ignore_eos,
+        replay=ReplayMode(config.replay) if config.replay in _REPLAY_MODES else ReplayMode.ON,
+        recording=() if config.replay in _REPLAY_MODES else read_recording(Path(config.replay), dataset),
+        num_gpus=config.gpus,
     )
 
 
@@ -153,6 +166,20 @@ def certify_options_of(config: ProveConfig) -> CertifyOptions:
 def num_prompts_of(config: ProveConfig) -> int | None:
     """Requests per category; None for all."""
     return config.num_prompts if config.num_prompts is not None else QUICK_PROMPTS if config.quick else None
+
+
+def rates(name: str, text: str) -> tuple[float, ...]:
+    """`1,2.5,4` as numbers above 0, each once. Raises BadInputError."""
+    parts = text.split(",")
+    if len(parts) > _MAX_POINTS:
+        raise BadInputError(f"--{name} has {len(parts)} values, limit {_MAX_POINTS}")
+    try:
+        found = tuple(dict.fromkeys(float(part) for part in parts))
+    except ValueError:
+        raise BadInputError(f"--{name} {text[:80]} is not a list of numbers such as 1,2.5,4") from None
+    if not all(math.isfinite(value) and value > 0 for value in found):
+        raise BadInputError(f"--{name} {text[:80]}: each must be above 0")
+    return found
 
 
 def whole_numbers(name: str, text: str) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from paceline.prove.record import Arm, BlockRun, Phase, RequestRecord
+from paceline.prove.results import Work
 
 Pair = tuple[RequestRecord, RequestRecord]  # baseline, speculative
 RequestKey = tuple[str, int, int]  # question, turn, and which asking of it within the block
@@ -39,9 +40,15 @@ class Comparison:
     num_left_out: int  # blocks that were begun and cannot be compared
 
     @property
-    def has_same_lengths(self) -> bool:
-        """Whether each answer has as many tokens as its twin, so that total times are over identical work."""
-        return all(base.num_output_tokens == other.num_output_tokens for block in self.blocks for base, other in block.pairs)
+    def work(self) -> Work:
+        """What the times are over; if any two answers differ in length, time per token is all that can be compared."""
+        pairs = [pair for block in self.blocks for pair in block.pairs]
+        if any(base.num_output_tokens != other.num_output_tokens for base, other in pairs):
+            return Work.PER_TOKEN
+        if pairs and all(record.is_replayed for pair in pairs for record in pair):
+            return Work.REPLAYED
+        is_same = all((base.text, base.token_ids) == (other.text, other.token_ids) for base, other in pairs)
+        return Work.IDENTICAL if is_same else Work.EQUAL_LENGTHS
 
     @property
     def categories(self) -> tuple[str, ...]:

@@ -6,15 +6,25 @@ The command line makes the plan; summaries, fairness and the report read the mea
 """
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from paceline.errors import BadInputError
 from paceline.prove.datasets.prompt import Dataset
-from paceline.prove.record import Arm, BlockRun, RequestRecord
+from paceline.prove.record import Arm, BlockRun, RecordedConversation, RequestRecord
 
 MIN_BLOCKS = 8  # a cell with fewer has no interval worth the name
 MAX_CONCURRENCY = 1024
 MAX_TIMEOUT_S = 24 * 3600.0
 MAX_TOKENS = 1 << 20
+MAX_GPUS = 1 << 20
+
+
+class ReplayMode(StrEnum):
+    """Whether conversations are recorded once and played in both arms, so that both do equal work."""
+
+    AUTO = "auto"  # where the arms do not give the same tokens, and the servers can do it
+    ON = "on"
+    OFF = "off"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +48,9 @@ class Plan:
     ignore_eos: bool = False
     wants_token_ids: bool = False  # keep them in the records, where the server gives them
     warm_up_tokens: int = 32  # of each answer of a warm-up
+    replay: ReplayMode = ReplayMode.AUTO
+    recording: tuple[RecordedConversation, ...] = ()  # of an earlier measurement, to be played again; none: made anew if one is needed
+    num_gpus: int | None = None  # of each server; None: what it says itself
 
     def __post_init__(self) -> None:
         _check_range("concurrency", self.concurrencies, 1, MAX_CONCURRENCY)
@@ -48,6 +61,8 @@ class Plan:
         _check_range("num_blocks", (self.num_blocks,), 1, 10_000)
         _check_range("temperature", (self.temperature,), 0, 100)
         _check_range("timeout_s", (self.timeout_s,), 0.1, MAX_TIMEOUT_S)
+        if self.num_gpus is not None:
+            _check_range("gpus", (self.num_gpus,), 1, MAX_GPUS)
         if not self.concurrencies and not self.rates_per_s:
             raise BadInputError("there is nothing to measure: give at least one concurrency or arrival rate")
         if not self.dataset.prompts:
@@ -100,6 +115,7 @@ class Measurement:
     warnings: tuple[str, ...]
     loop_lag_p99_ms: float  # how late the measuring process itself was
     is_complete: bool  # False: interrupted, and what is here is what was measured until then
+    replay_why: str = ""  # why it was recorded and replayed, or why not although the arms differ; empty: nothing called for it
 
 
 def _check_range(name: str, values: tuple[int, ...] | tuple[float, ...], low: float, high: float) -> None:

@@ -17,6 +17,8 @@ class Arm(StrEnum):
 class Phase(StrEnum):
     WARM_UP = "warmup"  # never part of a figure
     MEASURE = "measure"
+    SET_ASIDE = "set_aside"  # measured before it showed that the arms answer differently, and again by replay: part of no figure
+    RECORD = "record"  # the pass that fixes what is replayed; part of no figure
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,23 @@ class RequestRecord:
     max_tokens: int = 0  # what was asked for
     rate_per_s: float = 0.0  # arrival rate of an open loop; 0 in closed loop
     acceptance: Acceptance | None = None
+    is_replayed: bool = False  # its history and its length were those of a recording, whatever the arm itself would have said
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedTurn:
+    """One answer as a recording keeps it: all of it that later work depends on."""
+
+    content: str  # what later turns see
+    num_tokens: int  # of the whole answer, thoughts included; at least 1
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedConversation:
+    """The answers of one conversation; fewer than its turns where one of them failed."""
+
+    question_id: str
+    turns: tuple[RecordedTurn, ...]
 
 
 @dataclass(frozen=True, slots=True)

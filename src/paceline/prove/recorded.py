@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -16,10 +16,11 @@ from paceline.prove.datasets.prompt import Dataset, Prompt
 from paceline.prove.journal import Journal, JournalContents, read_journal
 from paceline.prove.judgement import Objectives
 from paceline.prove.plan import Measurement, ServerFacts
-from paceline.prove.record import Arm
+from paceline.prove.record import Arm, BlockRun, Phase, RequestRecord
 from paceline.prove.results import Certificate
 
 T = TypeVar("T")
+R = TypeVar("R", RequestRecord, BlockRun)
 _Notes = Sequence[dict[str, object]]
 
 
@@ -75,14 +76,17 @@ def _recorded(contents: JournalContents, plan: dict[str, object]) -> Recorded:
     prompts = tuple(msgspec.convert(note["prompt"], Prompt) for note in notes if "prompt" in note)
     certificate, warnings = _last(notes, "certificate", None), _last(notes, "warnings", [])
     torn = (f"{contents.num_torn} lines of the raw records cannot be read",) if contents.num_torn else ()
+    set_aside = {place for note in notes if "set_aside" in note for place in msgspec.convert(note["set_aside"], list[int])}
+    replay = msgspec.convert(_last(notes, "replay", {}), dict[str, object])
     measurement = Measurement(
-        records=contents.records,
-        runs=contents.runs,
+        records=tuple(_set_aside(record, set_aside) for record in contents.records),
+        runs=tuple(_set_aside(run, set_aside) for run in contents.runs),
         servers=msgspec.convert(plan["servers"], dict[Arm, ServerFacts]),
         draft_lengths=_draft_lengths(contents, plan),
         warnings=(*msgspec.convert(warnings, tuple[str, ...]), *torn),
         loop_lag_p99_ms=msgspec.convert(_last(notes, "loop_lag_p99_ms", 0.0), float),
         is_complete=_last(notes, "is_complete", False) is True,
+        replay_why=str(replay.get("why", "")),
     )
     return Recorded(
         dataset=Dataset(str(about["label"]), str(about["split"]), prompts),
@@ -93,6 +97,11 @@ def _recorded(contents: JournalContents, plan: dict[str, object]) -> Recorded:
         certificate=None if certificate is None else msgspec.convert(certificate, Certificate),
         environment=msgspec.convert(_last(notes, "environment", {}), dict[str, object]),
     )
+
+
+def _set_aside(one: R, places: set[int]) -> R:
+    """What was measured again by replay, as the first pass that it then became."""
+    return replace(one, phase=Phase.SET_ASIDE) if one.place in places else one
 
 
 def _last(notes: _Notes, name: str, missing: object) -> object:

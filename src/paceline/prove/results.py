@@ -11,6 +11,15 @@ from paceline.prove.record import Arm
 OVERALL = "overall"  # in the place of a category: all of them together
 
 
+class Work(StrEnum):
+    """What both arms did between the times whose ratio is given."""
+
+    IDENTICAL = "identical tokens"  # the same answers: total time over the same tokens
+    REPLAYED = "replayed"  # prompts and lengths of one recording: total time over equal work, although the texts may differ
+    EQUAL_LENGTHS = "equal lengths"  # other answers, each as long as its twin
+    PER_TOKEN = "per token"  # noqa: S105 - answers of unequal length: time per output token
+
+
 class Verdict(StrEnum):
     PASS = "PASS"  # noqa: S105 - a verdict
     FAIL = "FAIL"
@@ -71,7 +80,7 @@ class Speedup:
 
     category: str
     concurrency: int
-    ratio: float  # total time of the baseline / that of the speculative arm, over the same tokens
+    ratio: float  # total time of the baseline / that of the speculative arm, over the work that `work` says
     user_tps_ratio: float | None
     output_tps_ratio: float | None
     ci95: tuple[float, float]  # of `ratio`, cluster bootstrap over blocks and prompts
@@ -79,6 +88,7 @@ class Speedup:
     simultaneous_high: float | None
     projected_ratio: float | None  # t_ar x acceptance length / t_sd
     num_pairs: int
+    work: Work = Work.IDENTICAL
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +155,7 @@ class ParetoPoint:
     arm: Arm
     user_tps: float
     output_tps: float
+    output_tps_per_gpu: float | None = None  # SPEED-Bench's axis; None on a CPU, and where nobody says how many GPUs there are
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,7 +85,10 @@ def records_path(config: ProveConfig) -> Path:
             raise BadInputError(f"--records {config.records} holds something already; name a new file, or judge it with --from-records")
         return config.records
     if config.json is not None:
-        return config.json.with_suffix(".records.jsonl")
+        path = config.json.with_suffix(".records.jsonl")
+        if path.absolute() == Path(config.replay).absolute():
+            raise BadInputError(f"--replay {path} would be replaced by the raw records that belong to --json; give --json another name")
+        return path
     return Path(f"prove-{datetime.now().strftime('%Y%m%d-%H%M%S')}.records.jsonl")
 
 

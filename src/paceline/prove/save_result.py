@@ -36,7 +36,7 @@ def save_result(folder: Path, measurement: Measurement, dataset: Dataset, enviro
         name = f"openai-chat-{f'{rate:g}' if rate else 'inf'}qps-concurrency{concurrency}-{Path(model).name}-{arm}"
         written.append(_write(folder / f"{name}.json", [vllm_result(records, wall_s, model, num_gpus)]))
         place = folder / "speed-bench" / (f"{arm}-rate{rate:g}" if rate else f"{arm}-concurrency{concurrency}")
-        for file, lines in speed_bench_files(records, wall_s, dataset, environment).items():
+        for file, lines in speed_bench_files(records, wall_s, dataset, environment, num_gpus).items():
             written.append(_write(place / file, lines))
     return written
 
@@ -148,7 +148,7 @@ def pooled_histogram(found: Iterable[Acceptance]) -> list[int]:
 
 
 def speed_bench_files(
-    records: Sequence[RequestRecord], wall_s: float, dataset: Dataset, environment: Mapping[str, object]
+    records: Sequence[RequestRecord], wall_s: float, dataset: Dataset, environment: Mapping[str, object], num_gpus: int | None = None
 ) -> dict[str, Sequence[Json | list[Json]]]:
     """One point of one arm as the files of SPEED-Bench's harness, by name; the JSON lists hold one run."""
     acceptance = speed_bench_acceptance(records)
@@ -164,7 +164,7 @@ def speed_bench_files(
     }
     return {
         "configuration.json": [configuration],
-        "timing.json": [[speed_bench_timing(records, wall_s)]],
+        "timing.json": [[speed_bench_timing(records, wall_s, num_gpus)]],
         "acceptance_rate.json": [[acceptance]],
         "specbench_results.json": [acceptance],
         "specbench_responses.jsonl": _responses(records, dataset),
@@ -204,15 +204,18 @@ def speed_bench_acceptance(records: Iterable[RequestRecord]) -> Json:
     }
 
 
-def speed_bench_timing(records: Sequence[RequestRecord], wall_s: float) -> Json:
-    """The object of timing.json: seconds, and rates per second; statistics as text with four decimals, as the harness prints them."""
+def speed_bench_timing(records: Sequence[RequestRecord], wall_s: float, num_gpus: int | None = None) -> Json:
+    """The object of timing.json: seconds, and rates per second; statistics as text with four decimals, as the harness prints them.
+
+    Where nobody says how many GPUs there are, the rate per GPU is that of one.
+    """
     whole = [record for record in records if record.error is None and record.chunk_times_s]
     num_tokens = sum(record.num_output_tokens for record in whole)
     spans = [(record, record.chunk_times_s[-1] - record.chunk_times_s[0]) for record in whole if len(record.chunk_times_s) > 2]
-    throughput = _text(num_tokens / wall_s) if wall_s > 0 else None
+    throughput = num_tokens / wall_s if wall_s > 0 else None
     return {
-        "Output TPS": throughput,
-        "Output TPS/gpu": throughput,
+        "Output TPS": None if throughput is None else _text(throughput),
+        "Output TPS/gpu": None if throughput is None else _text(throughput / (num_gpus or 1)),
         "E2E Request Time": _statistics([record.chunk_times_s[-1] - record.sent_s for record in whole]),
         "TTFT Time": _statistics([record.chunk_times_s[0] - record.sent_s for record in whole]),
         "Request Generation Step Time": _statistics([gap for record in whole for gap in _gaps_s(record)]),

@@ -41,6 +41,7 @@ class Run:
     prompts: tuple[Prompt, ...]
     max_tokens: int
     pilot_length: int | None = None  # the draft length that this run tries out
+    is_replayed: bool = False  # histories and lengths are those of a recording
 
     @property
     def num_requests(self) -> int:
@@ -49,6 +50,8 @@ class Run:
     def __str__(self) -> str:
         if self.pilot_length is not None:
             return f"{self.point}, trying draft length {self.pilot_length}"
+        if self.phase is Phase.RECORD:
+            return f"{'reading' if self.is_replayed else 'recording'} all conversations, {self.arm}"
         if self.phase is Phase.WARM_UP:
             return f"{self.point}, warm-up, {self.arm}"
         return f"{self.point}, block {self.block + 1} of {self.num_blocks}, {self.arm}"

@@ -19,6 +19,7 @@ _FIELDS: dict[str, object] = {  # beyond OpenAI's, with values that fit a probe
     "max_draft_length": 0,
     "cache_salt": "a",
     "ignore_eos": False,
+    "min_tokens": 1,
     "return_token_ids": True,  # vLLM's
     "return_spec_tokens_details": True,  # SGLang's account of drafts
     "cache_prompt": False,  # llama.cpp's prefix cache
@@ -68,7 +69,7 @@ async def examine(client: ChatClient, meter: Meter, model: str | None, probes_eo
         honours_draft_length=is_honoured if "max_draft_length" in optional else False,
         separates_salts=_is_separate(drafted, other) if "cache_salt" in optional else False,
     )
-    if probes_eos and "ignore_eos" in optional and not await _ignores_eos(client, facts):
+    if probes_eos and "ignore_eos" in optional and not await _goes_on(client, facts, {"ignore_eos": True}):
         raise BadInputError(f"{client.base_url} does not honour ignore_eos; measure without it")
     return facts
 
@@ -82,6 +83,11 @@ def request_fields(facts: ServerFacts, wanted: Mapping[str, object]) -> tuple[di
     if "cache_prompt" in fields and facts.kind != "llama.cpp":
         del fields["cache_prompt"]
     return fields, {CHUNK_USAGE: True} if CHUNK_USAGE in facts.optional_fields else {}
+
+
+def length_fields(num_tokens: int) -> dict[str, object]:
+    """What, beside `max_tokens`, makes an answer exactly so long. Either would do where both are honoured."""
+    return {"ignore_eos": True, "min_tokens": num_tokens}
 
 
 async def _introduction(client: ChatClient, model: str | None) -> ServerFacts:
@@ -211,11 +217,17 @@ def _is_separate(again: Answer, other: Answer) -> bool | None:
     return other.num_cached_tokens < again.num_cached_tokens
 
 
-async def _ignores_eos(client: ChatClient, facts: ServerFacts) -> bool:
-    """Whether an answer that ends early by itself goes on with `ignore_eos`. One that does not end early proves nothing."""
+async def gives_length(client: ChatClient, facts: ServerFacts) -> bool:
+    """Whether the server can be asked for answers of a given length, neither shorter nor longer."""
+    wanted = length_fields(_EOS_TOKENS)
+    return not facts.optional_fields.isdisjoint(wanted) and await _goes_on(client, facts, wanted)
+
+
+async def _goes_on(client: ChatClient, facts: ServerFacts, wanted: Mapping[str, object]) -> bool:
+    """Whether an answer that ends early by itself goes on with the fields `wanted`. One that does not end early proves nothing."""
     ends: list[str | None] = []
-    for is_ignored in (False, True):
-        fields, _ = request_fields(facts, {"ignore_eos": is_ignored})
+    for is_wanted in (False, True):
+        fields, _ = request_fields(facts, wanted if is_wanted else {})
         ask = _ask(facts.model, fields, CHUNK_USAGE in facts.optional_fields, _EOS_TOKENS, _EOS_PROBE)
         ends.append((await client.complete(ask)).finish_reason)
     return ends != ["stop", "stop"]

@@ -1,7 +1,7 @@
 """Comparisons -> speed-ups with their intervals, and the primary endpoints. For `verdict.py`.
 
 The ratio of the mix is total wall time of the baseline's blocks over that of the same blocks accelerated; of a category, total time of its
-requests, for requests of several categories share a block's wall time. Answers of unequal length are compared per token.
+requests, for requests of several categories share a block's wall time. Answers of unequal length are compared per token (`Work`).
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ import numpy as np
 from paceline.prove.latency import e2e_s
 from paceline.prove.pairing import Comparison, Pair, PairedBlock
 from paceline.prove.record import Arm
-from paceline.prove.results import OVERALL, Speedup
+from paceline.prove.results import OVERALL, Speedup, Work
 from paceline.prove.statistics.bootstrap import (
     Multipliers,
     SimultaneousBounds,
@@ -107,7 +107,7 @@ def _cells(comparison: Comparison, num_draws: int, rng: np.random.Generator) -> 
     block_of = np.array([index for index, block in enumerate(comparison.blocks) for _ in block.pairs], dtype=np.intp)
     first = np.array([block.is_baseline_first for block in comparison.blocks])
     multipliers = draw_multipliers(Design(block_of, first), num_draws, rng)
-    is_same_length = comparison.has_same_lengths
+    is_same_length = comparison.work is not Work.PER_TOKEN
     cells: list[Cell] = []
     for category in comparison.categories:
         chosen = [index for index, pair in enumerate(pairs) if pair[0].category == category]
@@ -159,6 +159,7 @@ def _speedup(cell: Cell, low: float | None, high: float | None) -> Speedup:
         simultaneous_high=high,
         projected_ratio=projected_ratio(baseline, speculative),
         num_pairs=len(cell.pairs),
+        work=cell.comparison.work,
     )
 
 

@@ -53,7 +53,7 @@ def summarise(
 def pareto_points(arms: Iterable[ArmSummary]) -> tuple[ParetoPoint, ...]:
     """Speed of one user against that of all, of each arm at each concurrency of the closed loop."""
     return tuple(
-        ParetoPoint(arm.concurrency, arm.arm, arm.user_tps, arm.output_tps)
+        ParetoPoint(arm.concurrency, arm.arm, arm.user_tps, arm.output_tps, arm.output_tps_per_gpu)
         for arm in arms
         if arm.category == OVERALL and arm.concurrency > 0 and arm.user_tps is not None and arm.output_tps is not None
     )
@@ -92,14 +92,12 @@ def _decode_totals(records: Iterable[RequestRecord]) -> tuple[float, int, float]
 
 
 def _wall_seconds(groups: Iterable[Point], runs: Iterable[BlockRun]) -> dict[Point, float]:
-    """Of all blocks that an arm ran at a concurrency; an open loop has a wall time only if it had a single rate."""
-    seconds: dict[tuple[Arm, int], float] = defaultdict(float)
+    """Of all blocks that an arm ran at a concurrency or rate."""
+    seconds: dict[Point, float] = defaultdict(float)
     for run in runs:
         if run.phase is Phase.MEASURE:
-            seconds[run.arm, run.concurrency] += run.end_s - run.start_s
-    points = list(groups)
-    single = {point for point in points if sum(point[:2] == other[:2] for other in points) == 1}
-    return {point: seconds[point[:2]] for point in single if seconds.get(point[:2], 0.0) > 0}
+            seconds[run.arm, run.concurrency, run.rate_per_s] += run.end_s - run.start_s
+    return {point: seconds[point] for point in groups if seconds.get(point, 0.0) > 0}
 
 
 def _summary(point: Point, category: str, records: Sequence[RequestRecord], objectives: Objectives, wall_s: float | None) -> ArmSummary:

@@ -15,7 +15,7 @@ from paceline.prove.judgement import Judgement, JudgeOptions
 from paceline.prove.pairing import Comparison, compare
 from paceline.prove.plan import MIN_BLOCKS, Measurement
 from paceline.prove.record import Arm
-from paceline.prove.results import Criterion, Verdict
+from paceline.prove.results import Criterion, Verdict, Work
 from paceline.prove.speedup import Cell, Endpoint, SpeedAnalysis, analyse
 from paceline.prove.statistics.sample_size import blocks_needed
 from paceline.prove.summary import pareto_points, summarise
@@ -41,6 +41,7 @@ def judge(measurement: Measurement, criteria: Criteria | None, options: JudgeOpt
     else:
         verdict, reasons = _decide(analysis, held, criteria, options.is_quick)
     reasons += _notes(comparisons, options.is_quick)
+    reasons += _works(comparisons, measurement.replay_why)
     if unknown := unknown_precision(measurement.servers):
         reasons.append(unknown)
     return Judgement(verdict, tuple(reasons), held, arms, analysis.speedup, pareto_points(arms))
@@ -173,8 +174,22 @@ def _notes(comparisons: Sequence[Comparison], is_quick: bool) -> list[str]:
                 f"several blocks, which are then no samples of prompts of their own: the intervals hold for these prompts, and are too "
                 f"narrow for others like them; take at least {MIN_BLOCKS * comparison.concurrency} prompts, or a lower concurrency"
             )
-        if comparison.blocks and not comparison.has_same_lengths:
-            notes.append(
-                f"at concurrency {comparison.concurrency}, answers differ in length between the arms: ratios are of time per output token"
-            )
     return notes
+
+
+def _works(comparisons: Sequence[Comparison], replay_why: str) -> list[str]:
+    """What the ratios are over, and why, for the concurrencies of each kind together."""
+    concurrencies: dict[Work, list[int]] = {}
+    for comparison in comparisons:
+        if comparison.blocks:
+            concurrencies.setdefault(comparison.work, []).append(comparison.concurrency)
+    why = f" ({replay_why})" if replay_why else ""
+    words = {
+        Work.IDENTICAL: "both arms gave the same tokens: ratios are of total time over identical tokens",
+        Work.REPLAYED: f"conversations were recorded once and replayed in both arms{why}: ratios are of total time over equal prompts and "
+        "equal numbers of tokens, although the texts may differ",
+        Work.EQUAL_LENGTHS: f"answers differ between the arms, but not in length{why}: ratios are of total time over equal numbers "
+        "of tokens",
+        Work.PER_TOKEN: f"answers differ in length between the arms{why}: ratios are of time per output token",
+    }
+    return [f"at concurrency {', '.join(map(str, found))}, {words[work]}" for work, found in concurrencies.items()]

@@ -6,8 +6,12 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import BadInputError
+from paceline.prove.journal import Journal
 from paceline.prove.judgement import Objectives
 from paceline.prove.options import ProveConfig, certify_options_of, check, num_prompts_of, objectives_of, plan_of, whole_numbers
+from paceline.prove.plan import ReplayMode
+from paceline.prove.record import RecordedConversation, RecordedTurn
+from paceline.prove.run import records_path
 from tests.fakes.made_records import made_dataset
 
 DATASET = made_dataset()
@@ -31,9 +35,9 @@ def test_the_quick_certificate_is_small_unless_it_is_asked_for_by_name() -> None
 
 
 def test_what_is_given_wins_over_the_quick_proofs_own() -> None:
-    config = ProveConfig(quick=True, concurrency="2, 8,2", max_tokens=7, num_prompts=3, draft_lengths="1,3", rate=0.5, seed=9)
+    config = ProveConfig(quick=True, concurrency="2, 8,2", max_tokens=7, num_prompts=3, draft_lengths="1,3", rate="0.5, 2", seed=9)
     plan = plan_of(config, URL, DATASET)
-    assert (plan.concurrencies, plan.max_tokens, plan.draft_lengths, plan.rates_per_s, plan.seed) == ((2, 8), 7, (1, 3), (0.5,), 9)
+    assert (plan.concurrencies, plan.max_tokens, plan.draft_lengths, plan.rates_per_s, plan.seed) == ((2, 8), 7, (1, 3), (0.5, 2.0), 9)
     assert num_prompts_of(config) == 3
 
 
@@ -96,7 +100,29 @@ def test_sound_options_pass() -> None:
     check(ProveConfig(from_records=Path("x"), criteria="source", html=Path("x.html")))
 
 
-@pytest.mark.parametrize("change", [{"max_tokens": -1}, {"temperature": -1.0}, {"num_blocks": 0}, {"timeout": 0.0}, {"rate": 0.0}])
+@pytest.mark.parametrize("change", [{"max_tokens": -1}, {"temperature": -1.0}, {"num_blocks": 0}, {"timeout": 0.0}, {"rate": "1e5"}])
 def test_values_out_of_range_are_refused(change: dict) -> None:
     with pytest.raises(BadInputError):
         plan_of(replace(ProveConfig(), **change), URL, DATASET)
+
+
+@pytest.mark.parametrize("text", ["", "1,", "a", "0", "-1", "inf", "nan", ",".join(["1"] * 65)])
+def test_arrival_rates_are_checked_before_anything_starts(text: str) -> None:
+    with pytest.raises(BadInputError, match="--rate"):
+        check(ProveConfig(url=URL, rate=text))
+
+
+def test_what_is_replayed_is_a_mode_or_a_file(tmp_path: Path) -> None:
+    assert plan_of(ProveConfig(replay="off"), URL, DATASET).replay is ReplayMode.OFF
+    with pytest.raises(BadInputError, match="none of auto, on, off, and no file"):
+        check(ProveConfig(url=URL, replay="maybe"))
+    file = tmp_path / "a.records.jsonl"
+    with Journal(file) as journal:
+        for prompt in DATASET.prompts:
+            journal.add_note(recording=RecordedConversation(prompt.question_id, (RecordedTurn("well", 7),) * len(prompt.turns)))
+    check(ProveConfig(url=URL, replay=str(file)))
+    plan = plan_of(ProveConfig(replay=str(file)), URL, DATASET)
+    assert plan.replay is ReplayMode.ON
+    assert [one.question_id for one in plan.recording] == [prompt.question_id for prompt in DATASET.prompts]
+    with pytest.raises(BadInputError, match="would be replaced"):
+        records_path(ProveConfig(json=tmp_path / "a.json", replay=str(file)))

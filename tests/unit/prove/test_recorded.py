@@ -8,9 +8,9 @@ import pytest
 from paceline.errors import BadInputError, NotFoundError
 from paceline.prove.journal import Journal
 from paceline.prove.judgement import Objectives
-from paceline.prove.measure import _told
 from paceline.prove.plan import Measurement, Plan
 from paceline.prove.recorded import note_before, note_certificate, note_environment, read_recorded
+from paceline.prove.sides import told
 from tests.fakes.made_proof import made_environment, made_proof
 from tests.fakes.made_records import made_dataset, made_measurement
 
@@ -24,7 +24,7 @@ def record(path: Path, measurement: Measurement, draft_lengths: tuple[int, ...] 
     plan = Plan("http://127.0.0.1:1", DATASET, draft_lengths=draft_lengths)
     with Journal(path) as journal:
         note_before(journal, DATASET, is_quick=True, criteria="cpu", objectives=OBJECTIVES)
-        journal.add_note(plan=_told(plan), servers=measurement.servers, time_s=1.0)
+        journal.add_note(plan=told(plan), servers=measurement.servers, time_s=1.0)
         for one in measurement.records:
             journal.add_request(one)
         for run in measurement.runs:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from paceline.prove.record import Arm
-from paceline.prove.report.words import NONE, TIMES, arm_of, cell_of, concurrencies, interval_words, number, significant, times
+from paceline.prove.report.words import NONE, TIMES, WORK_WORDS, arm_of, cell_of, concurrencies, interval_words, number, significant, times
 from paceline.prove.results import ArmSummary, Proof
 
 _VISIBLE_CHANGE = 0.005  # below half a per cent both are called the same
@@ -52,7 +52,7 @@ def _rows(proof: Proof, concurrency: int) -> Iterator[Row]:
     if cell is not None:
         low, high = cell.ci95
         verdict = True if low > 1 else False if high < 1 else None
-        yield Row("speed over the same tokens", times(1.0), times(cell.ratio), interval_words(cell.ci95), verdict)
+        yield Row(WORK_WORDS[cell.work], times(1.0), times(cell.ratio), interval_words(cell.ci95), verdict)
     plain, fast = arm_of(proof, Arm.BASELINE, concurrency), arm_of(proof, Arm.SPECULATIVE, concurrency)
     for measure in _MEASURES:
         before = None if plain is None else measure.value(plain)

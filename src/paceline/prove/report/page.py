@@ -83,8 +83,8 @@ def _speedup_part(proof: Proof) -> Iterator[Markup]:
         return
     yield tag(
         "p",
-        "Total time of traditional decoding over that of accelerated decoding, for the same tokens; above 1 is faster. Bars are 95 % "
-        "intervals over blocks and prompts; grey ones hold 1, so that neither way is shown to be faster.",
+        "Time of traditional decoding over that of accelerated decoding, for the work that the reasons name; above 1 is faster. Bars are "
+        "95 % intervals over blocks and prompts; grey ones hold 1, so that neither way is shown to be faster.",
         class_="note",
     )
     yield plot

@@ -5,12 +5,19 @@ from collections.abc import Mapping, Sequence
 from typing import cast
 
 from paceline.prove.record import Arm
-from paceline.prove.results import OVERALL, ArmSummary, Certificate, Proof, Speedup, Verdict
+from paceline.prove.results import OVERALL, ArmSummary, Certificate, Proof, Speedup, Verdict, Work
 
 NONE = "\u2013"  # a dash
 """In the place of a figure that could not be measured."""
 
 TIMES = "\u00d7"  # the sign of multiplication
+
+WORK_WORDS = {
+    Work.IDENTICAL: "speed over the same tokens",
+    Work.REPLAYED: "speed over equal work (replayed)",
+    Work.EQUAL_LENGTHS: "speed over answers of equal length",
+    Work.PER_TOKEN: "speed per token",
+}
 
 ARM_NAMES = {Arm.BASELINE: "traditional", Arm.SPECULATIVE: "accelerated"}
 
@@ -86,7 +93,9 @@ def headline(proof: Proof) -> str:
     """The verdict as a plain sentence, and the measured ratios behind it."""
     cells = overall(proof)
     shown = "; ".join(f"{times(cell.ratio)} at {at_concurrency(cell.concurrency)} ({interval_words(cell.ci95)})" for cell in cells)
-    return _SENTENCES[proof.verdict] + (f" Speed over the same tokens: {shown}." if shown else "")
+    works = {cell.work for cell in cells}
+    named = WORK_WORDS[works.pop()] if len(works) == 1 else "speed"
+    return _SENTENCES[proof.verdict] + (f" {named.capitalize()}: {shown}." if shown else "")
 
 
 def sentence(verdict: Verdict) -> str:

@@ -42,7 +42,8 @@ def test_the_keys_are_those_that_tools_rely_on() -> None:
     assert len(cell["ci95"]) == 2
     assert {"greedy_identical", "divergences", "law_tests"} <= document["certificate"].keys()
     assert {"option", "chi2", "p"} <= document["certificate"]["law_tests"][0].keys()
-    assert document["pareto"][0].keys() == {"concurrency", "arm", "user_tps", "output_tps"}
+    assert document["pareto"][0].keys() == {"concurrency", "arm", "user_tps", "output_tps", "output_tps_per_gpu"}
+    assert cell["work"] == "identical tokens"
 
 
 def test_a_proof_comes_back_as_it_was_written(tmp_path: Path) -> None:
