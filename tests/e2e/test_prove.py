@@ -11,6 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.e2e.conftest import serve
+
 pytestmark = pytest.mark.system
 
 LIMIT_S = 240.0
@@ -55,3 +57,40 @@ def test_ctrl_c_in_a_proof_keeps_what_was_measured_and_ends_its_server(tiny_fold
     assert document["environment"]["utilisation"], "its own server's processes can be seen"
     assert "<svg" in (tmp_path / "out.html").read_text()
     assert (tmp_path / "out.records.jsonl").stat().st_size > 1000
+
+
+def answers(path: Path, phase: str) -> dict[str, dict[tuple[int, int, str, int], dict]]:
+    """Requests of a phase in a file of raw records, by arm, then by what makes two of them twins."""
+    found: dict[str, dict[tuple[int, int, str, int], dict]] = {"baseline": {}, "speculative": {}}
+    for line in path.read_text().splitlines():
+        record = json.loads(line).get("request")
+        if record is not None and record["phase"] == phase:
+            found[record["arm"]][record["concurrency"], record["block"], record["question_id"], record["turn"]] = record
+    return found
+
+
+def test_two_servers_that_sample_differently_are_given_equal_work(tiny_folder: Path, tmp_path: Path) -> None:
+    """One drafts under the rule that draws other samples of the same law; and the recording is played again in a second proof."""
+    settings = [str(tiny_folder), "--dtype", "float32", "--kv-cache-memory-bytes", "8000000", "--threads", "1"]
+    drafting = [*settings, "--draft", "ngram", "--speculation", "on", "--verification", "ratio"]
+    with serve(drafting) as fast, serve([*settings, "--draft", "none"]) as plain:
+        base = [sys.executable, "-m", "paceline.cli", "prove", "--url", fast.url, "--baseline-url", plain.url, "--category", "qa"]
+        base += ["--num-prompts", "16", "--concurrency", "1", "--max-tokens", "48", "--temperature", "1.0", "--num-blocks", "2"]
+        for more in (["--json", "first.json"], ["--json", "second.json", "--replay", "first.records.jsonl"]):
+            done = subprocess.run([*base, *more], check=False, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S)
+            assert done.returncode in (0, 1, 5), done.stdout + done.stderr
+    recorded = {key[2:]: record for key, record in answers(tmp_path / "first.records.jsonl", "record")["baseline"].items()}
+    lengths = {record["num_output_tokens"] for record in recorded.values()}
+    assert len(lengths) > 1, "some end by themselves, which replay must not let them"
+    for name in ("first", "second"):
+        sides = answers(tmp_path / f"{name}.records.jsonl", "measure")
+        assert sides["baseline"].keys() == sides["speculative"].keys()
+        for key, one in sides["baseline"].items():
+            other = sides["speculative"][key]
+            assert one["num_output_tokens"] == other["num_output_tokens"] == recorded[key[2:]]["num_output_tokens"]
+            assert one["num_prompt_tokens"] == other["num_prompt_tokens"]
+        assert any(one["text"] != sides["speculative"][key]["text"] for key, one in sides["baseline"].items())
+        document = json.loads((tmp_path / f"{name}.json").read_text())
+        assert {cell["work"] for cell in document["speedup"]} == {"replayed"}
+        assert any("recorded once and replayed" in reason for reason in document["reasons"])
+    assert not answers(tmp_path / "second.records.jsonl", "record")["baseline"], "nothing is recorded anew"

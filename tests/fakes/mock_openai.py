@@ -40,6 +40,7 @@ class Behaviour:
     verification: str | None = "coupled"
     honours_length: bool = False  # `ignore_eos` and `min_tokens`
     api_key: str | None = None
+    num_miscounted: int = 0  # tokens too many that it finds in texts
     step_s: float = 0.0
     growth_s: float = 0.0  # by which each token before it makes a step longer
     drafting_cost: float = 1.0  # what a step costs without `max_draft_length: 0`, of what it costs with it
@@ -129,7 +130,7 @@ class MockOpenAi:
         return web.Response(text="\n".join(lines) + "\n")
 
     async def _count(self, request: web.Request) -> web.Response:
-        return web.json_response({"count": len((await request.json())["input"].split())})
+        return web.json_response({"count": len((await request.json())["input"].split()) + self.behaviour.num_miscounted})
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()

@@ -25,6 +25,7 @@ def unfair_reasons(measurement: Measurement, comparisons: Sequence[Comparison], 
         _random_prompts(options),
         _too_many_errors(records, options.max_error_rate),
         _different_precision(measurement.servers),
+        _different_hardware(measurement.servers),
         _lost_recording(measurement.records, options.max_error_rate),
     ]
     for comparison in comparisons:
@@ -82,6 +83,17 @@ def _different_precision(servers: Mapping[Arm, ServerFacts]) -> str | None:
                 "That is another model, not a faster decoding; serve both alike"
             )
     return None
+
+
+def _different_hardware(servers: Mapping[Arm, ServerFacts]) -> str | None:
+    numbers = {arm: facts.num_gpus for arm, facts in servers.items() if facts.num_gpus is not None}
+    if len(numbers) < 2 or len(set(numbers.values())) < 2:
+        return None
+    base, other = (numbers[arm] for arm in Arm)
+    return (
+        f"the server of the baseline computes on {base:,} GPU{'s' if base > 1 else ''} and that of the speculative arm on {other:,}: "
+        "more hardware is no faster decoding; serve both on as many"
+    )
 
 
 def unknown_precision(servers: Mapping[Arm, ServerFacts]) -> str | None:

@@ -292,7 +292,10 @@ class _Work:
             record = self._of_run[0]
             side = self._sides[record.arm]
             if side.tokens is not None and self._is_uncounted(record):
-                num_tokens = await side.tokens.count(record.text)
+                is_full = (
+                    record.is_replayed and record.finish_reason == "length"
+                )  # so long as was asked, however its text is cut into tokens
+                num_tokens = record.max_tokens if is_full else await side.tokens.count(record.text)
                 record = record if num_tokens is None else replace(record, num_output_tokens=num_tokens, error=None)
             if not side.facts.has_stream_usage:
                 self._journal.add_request(record)

@@ -124,17 +124,21 @@ def _mean_gauge(name: str, runs: Sequence[BlockRun]) -> float | None:
 
 
 def by_concurrency(samplers: dict[Arm, Sampler], runs: Sequence[BlockRun]) -> list[dict[str, object]]:
-    """For the comparison in the report: {counter, concurrency, baseline, speculative} in per cent."""
+    """For the comparison in the report: {counter, concurrency, rate_per_s, baseline, speculative} in per cent."""
     entries: list[dict[str, object]] = []
-    for concurrency in sorted({run.concurrency for run in runs if run.phase == Phase.MEASURE}):
-        chosen = [run for run in runs if run.phase == Phase.MEASURE and run.concurrency == concurrency]
+    measured = [run for run in runs if run.phase == Phase.MEASURE]
+    for concurrency, rate_per_s in sorted({(run.concurrency, run.rate_per_s) for run in measured}):
+        chosen = [run for run in measured if (run.concurrency, run.rate_per_s) == (concurrency, rate_per_s)]
+        point: dict[str, object] = {"concurrency": concurrency}
+        if rate_per_s:
+            point["rate_per_s"] = rate_per_s
         shares = {arm.value: sampler.percent([run for run in chosen if run.arm == arm]) for arm, sampler in samplers.items()}
         counters = sorted({sampler.counter for sampler in samplers.values()})
         if any(share is not None for share in shares.values()):
-            entries.append({"concurrency": concurrency, "counter": "; ".join(counters), **shares})
+            entries.append({**point, "counter": "; ".join(counters), **shares})
         for counter, name, scale in ((GPU_COUNTER, GPU_PERCENT, 1), (_BANDWIDTH_COUNTER, BANDWIDTH_FRACTION, 100)):
             told = {arm.value: _mean_gauge(name, [run for run in chosen if run.arm == arm]) for arm in Arm}
             percents = {arm: scale * value for arm, value in told.items() if value is not None}
             if percents:
-                entries.append({"concurrency": concurrency, "counter": counter, **percents})
+                entries.append({**point, "counter": counter, **percents})
     return entries

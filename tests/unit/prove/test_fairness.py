@@ -58,6 +58,13 @@ def with_counters(factor: float) -> Measurement:
     return replace(FAIR, runs=tuple(runs))
 
 
+def later_turns_with_prompts_of(num_tokens: int, is_replayed: bool) -> Measurement:
+    """Every request a second turn; those of the accelerated arm have prompts of that length."""
+    later = (replace(record, turn=1, is_replayed=is_replayed) for record in FAIR.records)
+    lengths = {Arm.BASELINE: 100, Arm.SPECULATIVE: num_tokens}
+    return replace(FAIR, records=tuple(replace(record, num_prompt_tokens=lengths[record.arm]) for record in later))
+
+
 UNFAIR = {
     "unequal max_tokens": (with_records(lambda record: replace(record, max_tokens=41)), "different max_tokens"),
     "longer answers": (silent(with_records(longer)), "more than 10% apart"),
@@ -67,6 +74,14 @@ UNFAIR = {
     "counters that disagree": (with_counters(1.05), "the server's counters of"),
     "drafts in the baseline": (
         with_records(lambda record: replace(record, acceptance=DRAFTED), Arm.BASELINE), "of the baseline were decoded with drafts"
+    ),
+    "another tokenizer": (
+        with_records(lambda record: replace(record, num_prompt_tokens=102)), "different numbers of tokens in the arms (such as 100"
+    ),
+    "another history": (later_turns_with_prompts_of(150, is_replayed=True), "different numbers of tokens in the arms"),
+    "more GPUs": (
+        replace(FAIR, servers={arm: replace(facts, num_gpus=2 if arm is Arm.SPECULATIVE else 1) for arm, facts in FAIR.servers.items()}),
+        "computes on 1 GPU and that of the speculative arm on 2",
     ),
     "too many errors": (with_records(with_error_in("qa-3")), "the stream was cut"),
 }  # fmt: skip
@@ -119,6 +134,8 @@ def test_prompts_in_several_blocks_are_said_to_be() -> None:
         with_dtype(None),  # nobody said
         with_counters(1.005),
         with_records(lambda record: replace(record, num_cached_tokens=1)),
+        with_records(lambda record: replace(record, num_prompt_tokens=101)),
+        later_turns_with_prompts_of(150, is_replayed=False),  # the arms' own answers stand in them
         silent(with_records(lambda record: replace(record, num_output_tokens=42, acceptance=None, chunk_tokens=()))),
     ],
 )

@@ -217,6 +217,12 @@ async def test_a_baseline_on_a_server_of_its_own(run: Callable[..., Any]) -> Non
     assert acceptance_disagreements(got.records, got.runs) == ()
 
 
+async def test_the_number_of_gpus_is_as_told(run: Callable[..., Any]) -> None:
+    async with MockOpenAi() as server:
+        got = await run(server, concurrencies=(1,), num_blocks=1, max_tokens=2, num_gpus=3)
+    assert {facts.num_gpus for facts in got.servers.values()} == {3}
+
+
 async def test_arms_that_answer_differently_are_told(run: Callable[..., Any]) -> None:
     async with MockOpenAi(Behaviour(is_exact=False)) as server:
         got = await run(server, concurrencies=(1,))

@@ -126,3 +126,10 @@ def test_what_is_replayed_is_a_mode_or_a_file(tmp_path: Path) -> None:
     assert [one.question_id for one in plan.recording] == [prompt.question_id for prompt in DATASET.prompts]
     with pytest.raises(BadInputError, match="would be replaced"):
         records_path(ProveConfig(json=tmp_path / "a.json", replay=str(file)))
+
+
+def test_the_number_of_gpus_can_be_told() -> None:
+    assert plan_of(ProveConfig(gpus=4), URL, DATASET).num_gpus == 4
+    assert plan_of(ProveConfig(), URL, DATASET).num_gpus is None
+    with pytest.raises(BadInputError, match="gpus is 0"):
+        plan_of(ProveConfig(gpus=0), URL, DATASET)

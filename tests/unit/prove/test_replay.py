@@ -240,6 +240,20 @@ async def test_a_server_that_stops_short_all_the_same_is_told(run: Callable[...,
     assert ratio(got)[1] is Work.PER_TOKEN
 
 
+async def test_a_replayed_answer_of_full_length_needs_no_counting(run: Callable[..., Any]) -> None:
+    """Of servers without usage: tokens of a text need not be those that it was made of."""
+    behaviour = replace(INEXACT, owner="me", has_usage=False, gives_token_ids=False, gives_acceptance=False, has_counters=False)
+    plain = replace(behaviour, draft_length=0, drafted_length=0.9)
+
+    def progress(told: Progress) -> None:
+        plain.num_miscounted = 1 if "block" in told.stage else 0
+
+    async with MockOpenAi(behaviour) as server, MockOpenAi(plain) as other:
+        got = await run(server, progress, concurrencies=(2,), baseline_url=other.url, replay=ReplayMode.ON)
+    assert len(measured(got)) == 2 * len(measured(got, Phase.RECORD))
+    assert ratio(got)[1] is Work.REPLAYED
+
+
 async def test_an_open_loop_is_replayed_as_well(run: Callable[..., Any]) -> None:
     async with MockOpenAi(INEXACT) as server:
         got = await run(server, concurrencies=(), rates_per_s=(300.0, 600.0))

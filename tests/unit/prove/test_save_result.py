@@ -59,6 +59,8 @@ def test_throughput_per_gpu_is_one_key_more(tmp_path: Path) -> None:
     servers = {arm: replace(facts, num_gpus=2) for arm, facts in MEASUREMENT.servers.items()}
     save_result(tmp_path, replace(MEASUREMENT, servers=servers), DATASET, {})
     written = json.loads((tmp_path / "openai-chat-infqps-concurrency1-toy-baseline.json").read_text())
+    timing = json.loads((tmp_path / "speed-bench/speculative-concurrency1/timing.json").read_text())[0]
+    assert float(timing["Output TPS/gpu"]) == pytest.approx(float(timing["Output TPS"]) / 2, abs=1e-4)
     assert written["output_throughput_per_gpu"] == pytest.approx(written["output_throughput"] / 2)
 
 

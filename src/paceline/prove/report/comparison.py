@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import cast
 
 from paceline.prove.record import Arm
-from paceline.prove.report.words import NONE, TIMES, WORK_WORDS, arm_of, cell_of, concurrencies, interval_words, number, significant, times
+from paceline.prove.report.words import NONE, TIMES, WORK_WORDS, arm_of, cell_of, interval_words, number, points, significant, times
 from paceline.prove.results import ArmSummary, Proof
+from paceline.prove.schedule import Point
 
 _VISIBLE_CHANGE = 0.005  # below half a per cent both are called the same
 
@@ -42,24 +43,24 @@ _MEASURES = (
 )
 
 
-def comparison(proof: Proof) -> list[tuple[int, list[Row]]]:
-    """(concurrency, rows) for each point where something was measured."""
-    return [(concurrency, list(_rows(proof, concurrency))) for concurrency in concurrencies(proof)]
+def comparison(proof: Proof) -> list[tuple[Point, list[Row]]]:
+    """The rows of each point where something was measured."""
+    return [(point, list(_rows(proof, point))) for point in points(proof)]
 
 
-def _rows(proof: Proof, concurrency: int) -> Iterator[Row]:
-    cell = cell_of(proof, concurrency)
+def _rows(proof: Proof, point: Point) -> Iterator[Row]:
+    cell = cell_of(proof, point.concurrency)
     if cell is not None:
         low, high = cell.ci95
         verdict = True if low > 1 else False if high < 1 else None
         yield Row(WORK_WORDS[cell.work], times(1.0), times(cell.ratio), interval_words(cell.ci95), verdict)
-    plain, fast = arm_of(proof, Arm.BASELINE, concurrency), arm_of(proof, Arm.SPECULATIVE, concurrency)
+    plain, fast = arm_of(proof, Arm.BASELINE, point), arm_of(proof, Arm.SPECULATIVE, point)
     for measure in _MEASURES:
         before = None if plain is None else measure.value(plain)
         after = None if fast is None else measure.value(fast)
         if before is not None or after is not None:
             yield Row(measure.label, significant(before), significant(after), improvement(before, after, measure.is_time))
-    yield from _utilisation_rows(proof, concurrency)
+    yield from _utilisation_rows(proof, point)
 
 
 def improvement(before: float | None, after: float | None, is_time: bool) -> str:
@@ -76,15 +77,15 @@ def improvement(before: float | None, after: float | None, is_time: bool) -> str
     return f"{abs(change) * 100:.0f} % {'more' if change > 0 else 'less'}"
 
 
-def _utilisation_rows(proof: Proof, concurrency: int) -> Iterator[Row]:
+def _utilisation_rows(proof: Proof, point: Point) -> Iterator[Row]:
     """How busy the device was, by the counter that was read; not judged, for busy is neither good nor bad by itself.
 
-    `environment["utilisation"]` holds entries {counter, concurrency, baseline, speculative}, in per cent.
+    `environment["utilisation"]` holds entries {counter, concurrency, rate_per_s, baseline, speculative}, in per cent.
     """
     entries = proof.environment.get("utilisation")
     shown = False
     for entry in cast(list[Mapping[str, object]], entries) if isinstance(entries, list) else ():
-        if entry.get("concurrency") == concurrency:
+        if (entry.get("concurrency"), entry.get("rate_per_s", 0.0)) == (point.concurrency, point.rate_per_s):
             yield Row(f"utilisation (%): {entry.get('counter')}", _percent(entry.get("baseline")), _percent(entry.get("speculative")), NONE)
             shown = True
     if not shown:

@@ -18,8 +18,8 @@ from paceline.errors import MissingError
 from paceline.prove.datasets.prompt import CATEGORIES, ENTROPY_TIERS
 from paceline.prove.record import Arm
 from paceline.prove.report.markup import Markup, visible
-from paceline.prove.report.words import ARM_NAMES, TIMES, arm_of, at_concurrency, cell_of, concurrencies, times
-from paceline.prove.results import OVERALL, Proof, Speedup
+from paceline.prove.report.words import ARM_NAMES, TIMES, arm_of, at_concurrency, cell_of, concurrencies, point_of, points, times
+from paceline.prove.results import OVERALL, ParetoPoint, Proof, Speedup
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -134,24 +134,31 @@ def _forest(axes: "Axes", proof: Proof, concurrency: int, rows: list[str], limit
 
 
 def pareto_plot(proof: Proof) -> Markup | None:
-    """Speed of one user's answer against tokens of all users; a point per concurrency, a line per arm. Up and to the right is better."""
+    """Speed of one user's answer against tokens of all users; a point per concurrency, a line per arm. Up and to the right is better.
+
+    Throughput is per GPU, as SPEED-Bench draws it, where the number of GPUs is known of both arms.
+    """
     if not proof.pareto:
         return None
+    is_per_gpu = all(point.output_tps_per_gpu is not None for point in proof.pareto)
+
+    def throughput(point: ParetoPoint) -> float:
+        return (point.output_tps_per_gpu if is_per_gpu else None) or point.output_tps
 
     def draw(figure: "Figure") -> None:
         axes = figure.subplots()
         for arm, colour in _ARM_COLOURS.items():
-            points = sorted((point for point in proof.pareto if point.arm == arm), key=lambda point: point.concurrency)
-            if not points:
+            mine = sorted((point for point in proof.pareto if point.arm == arm), key=lambda point: point.concurrency)
+            if not mine:
                 continue
-            xs, ys = [point.user_tps for point in points], [point.output_tps for point in points]
+            xs, ys = [point.user_tps for point in mine], [throughput(point) for point in mine]
             axes.plot(xs, ys, marker="o", markersize=5, linewidth=1.6, color=colour, label=ARM_NAMES[arm])
             # On either side of their points: those of both arms often lie next to each other.
             is_above = arm == Arm.SPECULATIVE
-            for point in points:
+            for point in mine:
                 axes.annotate(
                     str(point.concurrency),
-                    (point.user_tps, point.output_tps),
+                    (point.user_tps, throughput(point)),
                     (6, 5) if is_above else (-6, -5),
                     textcoords="offset points",
                     ha="left" if is_above else "right",
@@ -160,9 +167,9 @@ def pareto_plot(proof: Proof) -> Markup | None:
                     fontsize=8.5,
                 )
         axes.set_xlim(0, 1.12 * max(point.user_tps for point in proof.pareto))
-        axes.set_ylim(0, 1.12 * max(point.output_tps for point in proof.pareto))
+        axes.set_ylim(0, 1.12 * max(throughput(point) for point in proof.pareto))
         axes.set_xlabel("tokens/s of one answer")
-        axes.set_ylabel("tokens/s of all answers")
+        axes.set_ylabel("tokens/s of all answers, per GPU" if is_per_gpu else "tokens/s of all answers")
         axes.grid()
         axes.set_axisbelow(True)
         axes.legend(loc="best")
@@ -172,7 +179,7 @@ def pareto_plot(proof: Proof) -> Markup | None:
 
 def acceptance_plot(proof: Proof) -> Markup | None:
     """How often the draft at each position is accepted: given that those before it were (solid), and at all (dashed)."""
-    found = [arm_of(proof, Arm.SPECULATIVE, concurrency) for concurrency in concurrencies(proof)]
+    found = [arm_of(proof, Arm.SPECULATIVE, point) for point in points(proof)]
     arms = [arm for arm in found if arm is not None and arm.conditional_acceptance]
     if not arms:
         return None
@@ -188,7 +195,7 @@ def acceptance_plot(proof: Proof) -> Markup | None:
                 "markersize": 4.5,
                 "alpha": 1 - 0.6 * place / len(arms),
             }
-            axes.plot(positions, arm.conditional_acceptance, linewidth=1.6, label=at_concurrency(arm.concurrency), **look)
+            axes.plot(positions, arm.conditional_acceptance, linewidth=1.6, label=str(point_of(arm)), **look)
             if arm.joint_acceptance:
                 axes.plot(positions[: len(arm.joint_acceptance)], arm.joint_acceptance, linewidth=1.2, linestyle=(0, (4, 3)), **look)
         axes.set_ylim(0, 1.02)

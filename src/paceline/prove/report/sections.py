@@ -19,6 +19,8 @@ from paceline.prove.report.words import (
     interval_words,
     number,
     overall,
+    point_of,
+    points,
     significant,
     text_of,
     threshold_parts,
@@ -59,8 +61,8 @@ def figures(proof: Proof) -> Markup:
 
 def traditional_and_accelerated(proof: Proof) -> Markup:
     rows: list[Markup] = []
-    for concurrency, lines in comparison(proof):
-        rows.append(tag("tr", tag("th", at_concurrency(concurrency), colspan=4), class_="group"))
+    for point, lines in comparison(proof):
+        rows.append(tag("tr", tag("th", str(point), colspan=4), class_="group"))
         for row in lines:
             tone = {True: "improvement better", False: "improvement worse", None: "improvement"}[row.is_better]
             rows.append(_line((row.label, row.baseline, row.speculative, tag("td", row.improvement, class_=tone))))
@@ -98,7 +100,7 @@ def measured_and_projected(proof: Proof) -> Markup:
     """
     rows: list[Markup] = []
     for cell in overall(proof):
-        plain, fast = arm_of(proof, Arm.BASELINE, cell.concurrency), arm_of(proof, Arm.SPECULATIVE, cell.concurrency)
+        plain, fast = (arm_of(proof, arm, point_of(cell)) for arm in Arm)
         if plain is None or fast is None:
             continue
         steps = (significant(plain.step_ms), significant(fast.step_ms), number(_tokens_per_step(plain, fast, cell)))
@@ -119,15 +121,15 @@ def _tokens_per_step(plain: ArmSummary, fast: ArmSummary, cell: Speedup) -> floa
 def acceptance(proof: Proof) -> Markup:
     """Acceptance length in both poolings and acceptance by position, per category."""
     parts: list[Markup] = []
-    for concurrency in concurrencies(proof):
-        arms = {one.category: one for one in proof.arms if one.arm == Arm.SPECULATIVE and one.concurrency == concurrency}
+    for point in points(proof):
+        arms = {one.category: one for one in proof.arms if one.arm == Arm.SPECULATIVE and point_of(one) == point}
         arms = {name: one for name, one in arms.items() if one.acceptance_length is not None}
         if not arms:
             continue
         depth = max(len(one.conditional_acceptance) for one in arms.values())
         names = [*category_order(set(arms)), *([OVERALL] if OVERALL in arms else [])]
         heads = ("category", "mean of requests", "over all steps", *(f"draft {place}" for place in range(1, depth + 1)))
-        parts += [tag("h3", at_concurrency(concurrency)), table(heads, (_acceptance_line(arms[name], depth) for name in names))]
+        parts += [tag("h3", str(point)), table(heads, (_acceptance_line(arms[name], depth) for name in names))]
     if not parts:
         return _note("The server tells nothing of its drafts.")
     why = (
@@ -158,15 +160,15 @@ _LATENCIES: tuple[tuple[str, Callable[[ArmSummary], Percentiles | None]], ...] =
 def latencies(proof: Proof) -> Markup:
     """Percentiles, errors and goodput of both arms over all categories."""
     parts: list[Markup] = []
-    for concurrency in concurrencies(proof):
-        found = (arm_of(proof, arm, concurrency) for arm in Arm)
+    for point in points(proof):
+        found = (arm_of(proof, arm, point) for arm in Arm)
         arms = [one for one in found if one is not None]
         if not arms:
             continue
         heads = ("ms", *(f"{ARM_NAMES[one.arm]} {share}" for one in arms for share in ("p50", "p95", "p99")))
         rows = [_line((label, *(text for one in arms for text in _percentiles(value(one))))) for label, value in _LATENCIES]
         counts = "; ".join(f"{ARM_NAMES[one.arm]}: {_counts(one)}" for one in arms)
-        parts += [tag("h3", at_concurrency(concurrency)), table(heads, rows), _note(counts + ".")]
+        parts += [tag("h3", str(point)), table(heads, rows), _note(counts + ".")]
     if "goodput_objectives" in proof.environment:
         parts.append(_note(f"The objectives of goodput are {proof.environment['goodput_objectives']}."))
     return joined(parts)

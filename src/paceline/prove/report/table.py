@@ -53,8 +53,8 @@ def _print_comparison(proof: Proof, console: "Console") -> None:
     table.add_column("")
     for head in ("traditional", "accelerated", "improvement"):
         table.add_column(head, justify="right")
-    for concurrency, rows in comparison(proof):
-        table.add_row(Text(at_concurrency(concurrency), "bold"))
+    for point, rows in comparison(proof):
+        table.add_row(Text(str(point), "bold"))
         for row in rows:
             tone = {True: "green", False: "red", None: ""}[row.is_better]
             table.add_row(*(Text(visible(text)) for text in (row.label, row.baseline, row.speculative)), Text(row.improvement, tone))
@@ -66,7 +66,7 @@ def _print_speedups(proof: Proof, console: "Console") -> None:
     from rich.table import Table
     from rich.text import Text
 
-    columns = [concurrency for concurrency in concurrencies(proof) if any(cell.concurrency == concurrency for cell in proof.speedup)]
+    columns = concurrencies(proof)
     if not columns:
         return
     table = Table(box=None, pad_edge=False, header_style="dim")

@@ -6,6 +6,7 @@ from typing import cast
 
 from paceline.prove.record import Arm
 from paceline.prove.results import OVERALL, ArmSummary, Certificate, Proof, Speedup, Verdict, Work
+from paceline.prove.schedule import Point
 
 NONE = "\u2013"  # a dash
 """In the place of a figure that could not be measured."""
@@ -67,8 +68,8 @@ def threshold_parts(threshold: str) -> tuple[str, str]:
 
 
 def at_concurrency(concurrency: int) -> str:
-    """How a point of the sweep is named; 0 is an open loop, whose arrivals come at a rate."""
-    return f"concurrency {concurrency}" if concurrency else "open loop"
+    """How a point of the closed loop is named."""
+    return str(Point(concurrency))
 
 
 def overall(proof: Proof) -> list[Speedup]:
@@ -77,12 +78,23 @@ def overall(proof: Proof) -> list[Speedup]:
 
 
 def concurrencies(proof: Proof) -> list[int]:
-    return sorted({arm.concurrency for arm in proof.arms} | {cell.concurrency for cell in proof.speedup})
+    """Those of the closed loop that have ratios."""
+    return sorted({cell.concurrency for cell in proof.speedup})
 
 
-def arm_of(proof: Proof, arm: Arm, concurrency: int, category: str = OVERALL) -> ArmSummary | None:
+def points(proof: Proof) -> list[Point]:
+    """All settings that were measured: open loops by their rate, then concurrencies."""
+    found = {(arm.concurrency, arm.rate_per_s) for arm in proof.arms} | {(cell.concurrency, 0.0) for cell in proof.speedup}
+    return [Point(*point) for point in sorted(found)]
+
+
+def point_of(one: ArmSummary | Speedup) -> Point:
+    return Point(one.concurrency, one.rate_per_s if isinstance(one, ArmSummary) else 0.0)
+
+
+def arm_of(proof: Proof, arm: Arm, point: Point, category: str = OVERALL) -> ArmSummary | None:
     """The summary of one cell, or None if it was not measured."""
-    return next((one for one in proof.arms if (one.arm, one.concurrency, one.category) == (arm, concurrency, category)), None)
+    return next((one for one in proof.arms if (one.arm, point_of(one), one.category) == (arm, point, category)), None)
 
 
 def cell_of(proof: Proof, concurrency: int, category: str = OVERALL) -> Speedup | None:

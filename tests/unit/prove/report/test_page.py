@@ -211,3 +211,12 @@ def test_the_projection_comes_out_when_its_line_is_multiplied() -> None:
     for line in found:
         plain_ms, fast_ms, tokens, projected = map(float, line)
         assert plain_ms * tokens / fast_ms == pytest.approx(projected, rel=0.02)
+
+
+def test_the_pareto_plot_is_per_gpu_where_their_number_is_known() -> None:
+    proof = made_proof()
+    words = "tokens/s of all answers, per GPU"
+    assert words not in str(plots.pareto_plot(proof))
+    known = tuple(replace(point, output_tps_per_gpu=point.output_tps / 8) for point in proof.pareto)
+    assert words in str(plots.pareto_plot(replace(proof, pareto=known)))
+    assert words not in str(plots.pareto_plot(replace(proof, pareto=(*known[:1], *proof.pareto[1:]))))

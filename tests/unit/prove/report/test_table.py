@@ -8,7 +8,7 @@ from rich.console import Console
 
 from paceline.prove.report.comparison import improvement
 from paceline.prove.report.table import print_proof
-from paceline.prove.results import Proof, Verdict
+from paceline.prove.results import Proof, Verdict, Work
 from tests.fakes.made_proof import made_environment, made_proof
 
 
@@ -66,3 +66,13 @@ def test_text_of_others_neither_steers_the_terminal_nor_is_taken_for_markup() ->
 )
 def test_an_improvement_in_words(before: float | None, after: float | None, is_time: bool, words: str) -> None:
     assert improvement(before, after, is_time) == words
+
+
+def test_each_arrival_rate_and_each_kind_of_work_is_named() -> None:
+    proof = made_proof()
+    opened = tuple(replace(arm, concurrency=0, rate_per_s=rate) for rate in (0.5, 2.0) for arm in proof.arms if arm.concurrency == 1)
+    cells = tuple(replace(cell, work=Work.REPLAYED) for cell in proof.speedup)
+    text = printed(replace(proof, arms=(*opened, *proof.arms), speedup=cells))
+    assert [line for line in text.splitlines() if "arrivals/s" in line] == ["0.5 arrivals/s", "2 arrivals/s"]
+    assert text.count("speed over equal work (replayed)") == 2
+    assert "same tokens" not in text
