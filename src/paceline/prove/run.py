@@ -207,7 +207,8 @@ def _judged(measurement: Measurement, criteria: str | None, options: JudgeOption
     num_runs = {arm: sum(run.arm == arm and run.phase == Phase.MEASURE for run in measurement.runs) for arm in Arm}
     stopped = f"stopped before its end, after {num_runs[Arm.BASELINE]} plain and {num_runs[Arm.SPECULATIVE]} accelerated blocks"
     if not all(num_runs.values()):
-        return Judgement(Verdict.INCONCLUSIVE, (f"the measurement was {stopped}: there is nothing to compare",), (), (), (), ())
+        ended = "ended without a block in both arms" if measurement.is_complete else f"was {stopped}"
+        return Judgement(Verdict.INCONCLUSIVE, (f"the measurement {ended}: there is nothing to compare",), (), (), (), ())
     judgement = judge(measurement, _criteria(criteria), options)
     if measurement.is_complete:
         return judgement

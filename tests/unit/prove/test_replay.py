@@ -250,7 +250,7 @@ async def test_a_replayed_answer_of_full_length_needs_no_counting(run: Callable[
 
     async with MockOpenAi(behaviour) as server, MockOpenAi(plain) as other:
         got = await run(server, progress, concurrencies=(2,), baseline_url=other.url, replay=ReplayMode.ON)
-    assert len(measured(got)) == 2 * len(measured(got, Phase.RECORD))
+    assert len(measured(got)) == len(measured(got, Phase.RECORD)) > 0
     assert ratio(got)[1] is Work.REPLAYED
 
 

@@ -12,13 +12,14 @@ import pytest
 from paceline.errors import BadInputError, MissingError
 from paceline.prove import run as run_module
 from paceline.prove.certificate.server import Exchange
-from paceline.prove.judgement import Objectives
+from paceline.prove.judgement import JudgeOptions, Objectives
 from paceline.prove.options import ProveConfig
 from paceline.prove.record import Arm, Phase
 from paceline.prove.report.document import as_document
 from paceline.prove.results import Certificate, Verdict
 from paceline.prove.run import Job, Outcome, dataset_of, judge_again, prove, records_path
 from tests.fakes.made_proof import made_proof
+from tests.fakes.made_records import made_dataset, made_measurement
 from tests.fakes.mock_openai import Behaviour, MockOpenAi
 
 CONFIG = ProveConfig(category="qa,coding,math", num_prompts=4, concurrency="2", num_blocks=4, max_tokens=16)
@@ -119,6 +120,13 @@ async def test_stopped_at_once_there_is_a_report_that_says_so(tmp_path: Path) ->
         proof = (await task).proof
     assert (proof.verdict, proof.arms, proof.speedup) == (Verdict.INCONCLUSIVE, (), ())
     assert "nothing to compare" in proof.reasons[0]
+
+
+def test_where_nothing_could_be_recorded_there_is_nothing_to_compare() -> None:
+    measurement = replace(made_measurement(made_dataset()), records=(), runs=())
+    found = [run_module._judged(replace(measurement, is_complete=is_complete), None, JudgeOptions(())) for is_complete in (True, False)]
+    assert {one.verdict for one in found} == {Verdict.INCONCLUSIVE}
+    assert ["stopped" in one.reasons[0] for one in found] == [False, True]
 
 
 async def test_a_drafter_that_never_gains_fails_or_stays_open_but_never_passes(tmp_path: Path) -> None:

@@ -73,6 +73,6 @@ def test_each_arrival_rate_and_each_kind_of_work_is_named() -> None:
     opened = tuple(replace(arm, concurrency=0, rate_per_s=rate) for rate in (0.5, 2.0) for arm in proof.arms if arm.concurrency == 1)
     cells = tuple(replace(cell, work=Work.REPLAYED) for cell in proof.speedup)
     text = printed(replace(proof, arms=(*opened, *proof.arms), speedup=cells))
-    assert [line for line in text.splitlines() if "arrivals/s" in line] == ["0.5 arrivals/s", "2 arrivals/s"]
+    assert [line.strip() for line in text.splitlines() if "arrivals/s" in line] == ["0.5 arrivals/s", "2 arrivals/s"]
     assert text.count("speed over equal work (replayed)") == 2
     assert "same tokens" not in text
