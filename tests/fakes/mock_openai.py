@@ -18,6 +18,16 @@ _WORDS = ("alpha ", "beta ", "gamma ", "delta ", "epsilon ", "zeta ", "eta ", "t
 
 
 @dataclass(slots=True)
+class Clock:
+    """Time that is only counted. In the place of the `time` module it is what a client reads."""
+
+    now_s: float = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+@dataclass(slots=True)
 class Behaviour:
     """What kind of server it is. `faults`: what goes wrong, by a word in the last message."""
 
@@ -40,6 +50,7 @@ class Behaviour:
     verification: str | None = "coupled"
     honours_length: bool = False  # `ignore_eos` and `min_tokens`
     api_key: str | None = None
+    clock: "Clock | None" = None  # to move on instead of waiting; for one request at a time
     num_miscounted: int = 0  # tokens too many that it finds in texts
     step_s: float = 0.0
     growth_s: float = 0.0  # by which each token before it makes a step longer
@@ -198,7 +209,7 @@ class _Reply:
         held = b""
         await response.write(b": welcome\n\n" + self._event(delta={"role": "assistant", "content": ""}, usage=self._usage(0)))
         for place, event in enumerate(self._steps()):
-            await asyncio.sleep(self._step_factor * (self._behaviour.step_s + place * self._behaviour.growth_s))
+            await self._wait(self._step_factor * (self._behaviour.step_s + place * self._behaviour.growth_s))
             if self._fault == "coalesced":
                 held += event
                 continue
@@ -212,6 +223,12 @@ class _Reply:
         if self._fault == "cut":
             self._request.transport.abort()
         return response
+
+    async def _wait(self, seconds: float) -> None:
+        if self._behaviour.clock is None:
+            await asyncio.sleep(seconds)
+        else:
+            self._behaviour.clock.now_s += seconds
 
     def _steps(self) -> list[bytes]:
         """A chunk for each step: the prompt's token, then an accepted draft and one more token each time."""
