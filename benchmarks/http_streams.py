@@ -1,9 +1,9 @@
 """The HTTP path alone: many concurrent streams of an engine that costs nothing. `python benchmarks/http_streams.py`
 
 Three processes: this one loads over raw sockets, the server is Paceline's own up to the engine's sockets, and behind those sits a
-stand-in that gives every stream a token 20 times a second. Prints when the last stream had its first byte and what a chunk costs the
-server's core, and appends both to benchmarks/results/http.jsonl. (Not called http.py: that would hide Python's own `http` from every
-script beside it.)
+stand-in that gives every stream a token 20 times a second. Prints when the last stream had its first byte, what a chunk costs the
+server's core, and how long /metrics takes beside the streams (a fourth process, `metrics_scrapes.py`), and appends all three to
+benchmarks/results/http.jsonl. (Not called http.py: that would hide Python's own `http` from every script beside it.)
 """
 
 import argparse
@@ -12,6 +12,7 @@ import json
 import os
 import resource
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -27,6 +28,7 @@ ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results" / "http.jsonl"
 GOAL_FIRST_BYTES_S = 2.0
 GOAL_CHUNK_US = 30.0
+GOAL_METRICS_MS = 5.0
 _MAX_FOREIGN_SHARE = 0.10
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _SERVER_CPU = 0  # the server has this core for itself where there are several
@@ -205,12 +207,15 @@ class Sample:
 
 
 def sample(load: Load, server: int) -> Sample:
-    children = Path(f"/proc/{server}/task/{server}/children").read_text().split()
     server_s = cpu_s(server)
-    own_s = sum(sum(cpu_s(pid)) for pid in (server, os.getpid(), *map(int, children)))
+    own_s = sum(sum(cpu_s(pid)) for pid in {os.getpid(), *children(os.getpid()), *children(server)})
     user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9])
     machine_s = (user + nice + system + irq + softirq + steal) * _TICK_S
     return Sample(time.perf_counter(), load.num_chunks, server_s, own_s, machine_s)
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def cpu_s(pid: int) -> tuple[float, float]:
@@ -219,8 +224,13 @@ def cpu_s(pid: int) -> tuple[float, float]:
     return int(fields[11]) * _TICK_S, int(fields[12]) * _TICK_S
 
 
-async def load_streams(arguments: argparse.Namespace, port: int, server: int) -> tuple[Load, tuple[Sample, Sample, Sample]]:
-    """Open all streams at once; samples from before that, from when all have begun to a second before they end."""
+async def load_streams(
+    arguments: argparse.Namespace, port: int, server: int, scraper: subprocess.Popen[str]
+) -> tuple[Load, tuple[Sample, Sample, Sample]]:
+    """Open all streams at once; samples from before that, from when all have begun to a second before they end.
+
+    Between the latter two the scraper is at work.
+    """
     num_tokens = round(arguments.seconds * arguments.tokens_per_second)
     body = {"messages": [{"role": "user", "content": "the quick brown fox"}], "max_tokens": num_tokens, "ignore_eos": True, "stream": True}
     data = json.dumps(body).encode()
@@ -236,8 +246,11 @@ async def load_streams(arguments: argparse.Namespace, port: int, server: int) ->
         await asyncio.sleep(0.01)
     if load.last_first_byte_s > arguments.seconds / 2:
         raise SystemExit(f"the last stream began after {load.last_first_byte_s:.1f} s; give a longer --seconds")
-    first = sample(load, server)
-    await asyncio.sleep(arguments.seconds - load.last_first_byte_s - 1)
+    first, window_s = sample(load, server), arguments.seconds - load.last_first_byte_s - 1
+    assert scraper.stdin is not None
+    scraper.stdin.write(f"{port} {window_s}\n")
+    scraper.stdin.flush()
+    await asyncio.sleep(window_s)
     last = sample(load, server)
     while load.num_ended < arguments.streams and not load.num_broken:
         if time.perf_counter() > deadline_s + 2 * arguments.seconds:
@@ -259,17 +272,33 @@ def run_load(arguments: argparse.Namespace) -> None:
         command = [sys.executable, __file__, "--serve", folder, "--streams", str(arguments.streams)]
         command += ["--tokens-per-second", str(arguments.tokens_per_second)]
         command += ["--profile", str(arguments.profile)] if arguments.profile else []
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        scraping = [sys.executable, str(Path(__file__).with_name("metrics_scrapes.py"))]
+        with (
+            subprocess.Popen(scraping, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as scraper,
+            subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server,
+        ):
             try:
                 assert server.stdout is not None
                 url = server.stdout.readline().split()[4]
-                load, samples = uvloop.run(load_streams(arguments, int(url.rsplit(":", 1)[1]), server.pid))
+                load, samples = uvloop.run(load_streams(arguments, int(url.rsplit(":", 1)[1]), server.pid, scraper))
+                scrapes_ms = json.loads(scraper.communicate()[0])
             finally:
                 server.send_signal(signal.SIGTERM)
-    report(arguments, load, samples)
+                scraper.terminate()
+    report(arguments, load, samples, scrapes_ms)
 
 
-def report(arguments: argparse.Namespace, load: Load, samples: tuple[Sample, Sample, Sample]) -> None:
+def spread(values_ms: list[float]) -> dict[str, float]:
+    """Median, 95th percentile and worst of at least 20 values, and how many there are."""
+    if len(values_ms) < 20:
+        raise SystemExit(f"only {len(values_ms)} scrapes of /metrics; give a longer --seconds")
+    percentiles = statistics.quantiles(values_ms, n=20, method="inclusive")
+    return {"p50": round(percentiles[9], 2), "p95": round(percentiles[18], 2), "max": round(max(values_ms), 2), "scrapes": len(values_ms)}
+
+
+def report(
+    arguments: argparse.Namespace, load: Load, samples: tuple[Sample, Sample, Sample], scrapes_ms: list[tuple[float, float]]
+) -> None:
     start, first, last = samples
     wall_s = last.time_s - first.time_s
     num_chunks = last.num_chunks - first.num_chunks
@@ -286,11 +315,14 @@ def report(arguments: argparse.Namespace, load: Load, samples: tuple[Sample, Sam
         "server_cpu_share": round((user_s + system_s) / wall_s, 3),
         "chunks_per_second": round(num_chunks / wall_s),
         "chunks": load.num_chunks,
+        "metrics_ms": spread([read for read, _ in scrapes_ms]),
+        "metrics_ms_in_the_server": spread([received for _, received in scrapes_ms]),
         "foreign_cpu_share": round(foreign_share, 3),
     }
     print(json.dumps(row))
     print(f"last first byte after {row['last_first_byte_s']} s (goal {GOAL_FIRST_BYTES_S}), ", end="")
-    print(f"{row['server_us_per_chunk']} us of server CPU per chunk (goal {GOAL_CHUNK_US})")
+    print(f"{row['server_us_per_chunk']} us of server CPU per chunk (goal {GOAL_CHUNK_US}), ", end="")
+    print(f"/metrics in {row['metrics_ms']['p95']} ms at the 95th percentile (goal {GOAL_METRICS_MS})")
     if arguments.profile is not None:
         return
     if foreign_share > _MAX_FOREIGN_SHARE:
