@@ -26,6 +26,9 @@ class Total:
     sum: float
 
 
+# A counter's name comes with its `_total`, as this version of the format has it.
+_HEADS = {name: f"# HELP {name} {metric.formula} ({metric.unit})\n# TYPE {name} {metric.kind.value}\n" for name, metric in CATALOG.items()}
+
 Value = float | Histogram | Total
 Samples = Mapping[tuple[str, ...], Value]  # label values in the catalogue's order -> value
 
@@ -44,8 +47,8 @@ class Snapshot:
 def render(snapshot: Snapshot) -> bytes:
     """The exposition, one family for each entry of the catalogue, in its order."""
     samples = {**_engine_samples(snapshot), **_request_samples(snapshot.requests)}
-    lines = [line for metric in CATALOG.values() for line in _family(metric, samples[metric.name], snapshot.model_name)]
-    return "".join(lines).encode(errors="replace")
+    parts = [part for metric in CATALOG.values() for part in _family(metric, samples[metric.name], snapshot.model_name)]
+    return "".join(parts).encode(errors="replace")
 
 
 def _engine_samples(snapshot: Snapshot) -> dict[str, Samples]:
@@ -93,23 +96,21 @@ def _request_samples(requests: RequestMetrics) -> dict[str, Samples]:
 
 
 def _family(metric: Metric, samples: Samples, model_name: str) -> Iterator[str]:
-    yield f"# HELP {metric.name} {metric.formula} ({metric.unit})\n"
-    yield f"# TYPE {metric.name} {metric.kind.value}\n"  # a counter's with its `_total`, as this version of the format has it
+    yield _HEADS[metric.name]
     for values, value in samples.items():
         match value:
             case Histogram():
-                numbers = [*value.totals(), value.count, value.sum]
+                numbers = (*value.totals(), value.count, value.sum)
             case Total():
-                numbers = [value.count, value.sum]
+                numbers = (value.count, value.sum)
             case _:
-                numbers = [value]
-        for series, number in zip(_series(metric.name, model_name, values), numbers, strict=True):
-            yield f"{series} {float(number)}\n"
+                numbers = (float(value),)
+        yield _template(metric.name, model_name, values) % numbers
 
 
 @lru_cache(maxsize=1024)  # they never change, and writing them is most of the work; label values are of fixed sets
-def _series(metric_name: str, model_name: str, values: tuple[str, ...]) -> tuple[str, ...]:
-    """Names and labels of the lines that one value takes, in their order."""
+def _template(metric_name: str, model_name: str, values: tuple[str, ...]) -> str:
+    """The lines that one value takes, in their order, with a place for each number."""
     metric = CATALOG[metric_name]
     common = {"model_name": model_name, "engine": _ENGINE} if metric_name.startswith("vllm:") else {}
     labels = {**common, **dict(zip(metric.labels, values, strict=True))}
@@ -117,11 +118,14 @@ def _series(metric_name: str, model_name: str, values: tuple[str, ...]) -> tuple
     match metric.kind:
         case Kind.HISTOGRAM:
             bounds = (*(str(float(bound)) for bound in metric.buckets), "+Inf")
-            return (*(f"{metric_name}_bucket{_labels({**labels, 'le': bound})}" for bound in bounds), *parts)
+            series = [*(f"{metric_name}_bucket{_labels({**labels, 'le': bound})}" for bound in bounds), *parts]
         case Kind.SUMMARY:
-            return tuple(parts)
+            series = parts
         case _:
-            return (f"{metric_name}{_labels(labels)}",)
+            series = [f"{metric_name}{_labels(labels)}"]
+    names = [name.replace("%", "%%") for name in series]
+    # All but the last are counts, which take a fraction of the time as whole numbers; what is read is the same.
+    return "".join([f"{name} %d.0\n" for name in names[:-1]] + [f"{names[-1]} %r\n"])
 
 
 def _labels(labels: Mapping[str, str]) -> str:

@@ -190,7 +190,7 @@ def test_a_fraction_of_an_unknown_bandwidth_is_not_told() -> None:
 
 
 def test_hostile_model_names_are_escaped() -> None:
-    name = 'a"b\\c\nd'
+    name = 'a"b\\c\nd%s%'
     families = list(text_string_to_metric_families(render(snapshot(model_name=name)).decode()))
     assert families[0].samples[0].labels["model_name"] == name
 

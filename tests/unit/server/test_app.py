@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 
 from paceline.config import EngineConfig, ServerConfig
 from paceline.errors import BadInputError
+from paceline.metrics.prometheus import _template
 from tests.fakes.fake_engine import FACTS, FakeEngine
 from tests.fakes.tiny_models import make_tiny_model
 from tests.unit.server.conftest import Site
@@ -314,6 +315,16 @@ async def test_metrics_route(site: Site) -> None:
     assert 'vllm:request_success_total{engine="0",finished_reason="stop",model_name="fake"} 1.0' in text
     assert 'paceline_errors_total{kind="bad_input"} 1.0' in text
     assert 'vllm:time_to_first_token_seconds_count{engine="0",model_name="fake"} 1.0' in text
+
+
+async def test_the_first_scrape_finds_its_lines_prepared(site: Site) -> None:
+    """They take several times as long as a scrape, while streams may be running already."""
+    _template.cache_clear()
+    await site.server.start()
+    num_misses = _template.cache_info().misses
+    assert (await site.get("/metrics")).status == 200
+    assert _template.cache_info().misses == num_misses > 0
+    await site.server.close()
 
 
 async def test_unknown_paths_and_methods(site: Site) -> None:
