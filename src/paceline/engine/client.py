@@ -26,9 +26,10 @@ from paceline.errors import BadInputError, EngineDeadError, MissingError
 
 _WATCH_INTERVAL_S = 0.2
 _CONNECT_INTERVAL_S = 0.02
-_MAX_FRAMES_AT_ONCE = 8  # reading one of a thousand streams takes a millisecond
-# Of handing out one step's deltas: those of a thousand streams take 25 ms, which new requests and /metrics would wait at a stretch.
-_SLICE_S = 0.0005
+_MAX_MESSAGES_AT_ONCE = 8
+# Of reading and handing out one step's deltas: those of a thousand streams take 25 ms, which new requests and /metrics would wait at a
+# stretch. What is handed out is written to the connections after the slice, which takes as long again.
+_SLICE_S = 0.0003
 
 
 DeltaSink = Callable[[TokenDelta, Sequence[TokenDelta]], bool]
@@ -97,6 +98,7 @@ class EngineClient:
             socket.setsockopt(zmq.LINGER, 0)
         self._in_now: zmq.SyncSocket = zmq.Socket(shadow=self._in)  # the same one, for what is there already
         self._outbox: list[wire.Submit | wire.Abort] = []
+        self._slice_end_s = 0.0  # time.monotonic() when the reader next lets other work in
         self._queues: dict[str, _Inbox] = {}
         self._stats = EngineStats()
         self._death: str | None = None
@@ -249,35 +251,52 @@ class EngineClient:
         while True:
             steps: list[Sequence[TokenDelta]] = []
             reason: str | None = None
-            for frame in (await self._in.recv(), *self._waiting_frames()):
-                try:
-                    message = wire.decode_from_engine(frame)
-                except msgspec.DecodeError:
-                    continue  # not from our engine: only its owner can reach the socket, so nothing is lost
-                match message:
-                    case wire.Deltas(deltas):
-                        steps.append(deltas)
-                    case wire.Stats(stats):
-                        self._stats = stats
-                    case wire.Failed(reason, _):
-                        pass
-                    case _:
-                        pass
+            messages = (await self._in.recv_multipart(), *self._waiting_messages())
+            self._slice_end_s = time.monotonic() + _SLICE_S
+            for frames in messages:
+                step: list[TokenDelta] = []
+                for frame in frames:
+                    try:
+                        message = wire.decode_from_engine(frame)
+                    except msgspec.DecodeError:
+                        continue  # not from our engine: only its owner can reach the socket, so nothing is lost
+                    match message:
+                        case wire.Deltas(deltas):
+                            step += deltas
+                        case wire.Stats(stats):
+                            self._stats = stats
+                        case wire.Failed(reason, _):
+                            pass
+                        case _:
+                            pass
+                    if time.monotonic() > self._slice_end_s:
+                        await self._let_others_in()
+                if step:
+                    steps.append(step)
             await self._hand_out(steps)
             if reason is not None:
                 self._die(reason)
 
-    def _waiting_frames(self) -> Iterator[bytes]:
-        """What came while the last frame was handed out: the event loop is behind, and catches up by handing out several steps as one."""
-        for _ in range(_MAX_FRAMES_AT_ONCE - 1):
+    def _waiting_messages(self) -> Iterator[list[bytes]]:
+        """What came while the last step was handed out: the event loop is behind, and catches up by handing out several steps as one."""
+        for _ in range(_MAX_MESSAGES_AT_ONCE - 1):
             try:
-                yield self._in_now.recv(zmq.NOBLOCK)
+                yield self._in_now.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
 
+    async def _let_others_in(self) -> None:
+        """End the reader's slice.
+
+        Two rounds of the event loop: in the first it finds what has come to the sockets, and the tasks which that wakes or starts are
+        behind this one in its order. They would wait for the next slice.
+        """
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        self._slice_end_s = time.monotonic() + _SLICE_S
+
     async def _hand_out(self, steps: Sequence[Sequence[TokenDelta]]) -> None:
-        slice_end_s = time.monotonic() + _SLICE_S
-        for delta, more in self._by_request(steps):
+        for delta, more in await self._by_request(steps):
             inbox = self._queues.get(delta.request_id)
             if inbox is not None:
                 if more and more[-1].finish_reason is not None:
@@ -285,11 +304,10 @@ class EngineClient:
                     inbox.put(more[-1])
                 else:
                     inbox.put(delta, more)
-            if time.monotonic() > slice_end_s:
-                await asyncio.sleep(0)
-                slice_end_s = time.monotonic() + _SLICE_S
+            if time.monotonic() > self._slice_end_s:
+                await self._let_others_in()
 
-    def _by_request(self, steps: Sequence[Sequence[TokenDelta]]) -> Iterable[tuple[TokenDelta, Sequence[TokenDelta]]]:
+    async def _by_request(self, steps: Sequence[Sequence[TokenDelta]]) -> Iterable[tuple[TokenDelta, Sequence[TokenDelta]]]:
         """Each request's first delta and those behind it, in their order.
 
         Of several steps first those of requests that have had none yet: they wait longest.
@@ -300,6 +318,8 @@ class EngineClient:
         for deltas in steps:
             for delta in deltas:
                 deltas_of.setdefault(delta.request_id, []).append(delta)
+            if time.monotonic() > self._slice_end_s:
+                await self._let_others_in()
 
         def has_begun(deltas: Sequence[TokenDelta]) -> bool:
             inbox = self._queues.get(deltas[0].request_id)

@@ -1,7 +1,8 @@
 """The frames between server and engine: msgpack over ZMQ on ipc sockets, never pickle. Narrow enough to be written in another language.
 
-One message a frame; the client may send several frames together. Client to engine: Launch (once, first), Submit, Abort, Shutdown.
-Engine to client: Progress, Ready or Failed, then Deltas and Stats. For `engine/client.py` and `engine/loop.py`.
+One message a frame; either side may send several frames together, the engine the deltas of one step. Client to engine: Launch (once,
+first), Submit, Abort, Shutdown. Engine to client: Progress, Ready or Failed, then Deltas and Stats. For `engine/client.py` and
+`engine/loop.py`.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from paceline.core.request import Request
 from paceline.core.stats import EngineStats
 
 _MAX_FRAME_BYTES = 64 * 1024 * 1024  # a 2-million-token prompt is 10 MB; more is a fault, refused before allocation
+_MAX_DELTAS_IN_FRAME = 128  # the client decodes a frame at a stretch: of 1,000 deltas for 1.5 ms, in which it does nothing else
 
 _ORPHAN_CHECK_MS = 250
 
@@ -140,8 +142,11 @@ class EnginePort:
         self._out.send(encode(message))
 
     def send_deltas(self, deltas: Sequence[TokenDelta]) -> None:
-        if deltas:
-            self.send(Deltas(tuple(deltas)))
+        """Send the deltas of one step, as one message of one or more frames."""
+        starts = range(0, len(deltas), _MAX_DELTAS_IN_FRAME)
+        frames = [encode(Deltas(tuple(deltas[start : start + _MAX_DELTAS_IN_FRAME]))) for start in starts]
+        if frames:
+            self._out.send_multipart(frames)
 
     def update(self, stage: str, done: int, total: int) -> None:
         """The port is a `core.progress.Progress`: loading tells the client how far it is."""

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -12,10 +13,12 @@ from pathlib import Path
 import psutil
 import pytest
 import pytest_asyncio
+import uvloop
 
 from paceline.config import EngineConfig
 from paceline.core.outcome import TokenDelta
 from paceline.core.request import FinishReason, Request, SamplingParams
+from paceline.engine import wire
 from paceline.engine.client import DeltaSink, EngineClient, _Inbox
 from paceline.engine.process import EngineProcess
 from paceline.errors import BadInputError, EngineDeadError, MissingError
@@ -232,4 +235,75 @@ async def test_steps_that_wait_are_handed_out_as_one_and_new_requests_come_first
         assert [arrival.done() for arrival in arrivals] == [False, True, False]
         assert list(inboxes["ending"].deltas) == [steps[2][1]]
     finally:
+        await client.close(grace_s=0.0)
+
+
+async def test_a_step_of_several_frames_is_handed_out_whole() -> None:
+    """In its order, and each delta by itself: only of a reader that is behind does a stream get several as one."""
+    taken: list[tuple[TokenDelta, ...]] = []
+    is_whole = asyncio.Event()
+    process = EngineProcess()
+    client = EngineClient(process)
+    client._bind()
+    port = wire.EnginePort(str(process.directory))
+    reading = asyncio.create_task(client._read())
+    try:
+        steps = [[TokenDelta(f"r{row}", (number,)) for row in range(300)] for number in (1, 2)]
+
+        def sink(delta: TokenDelta, more: Sequence[TokenDelta]) -> bool:
+            taken.append((delta, *more))
+            if delta.request_id == "r299":
+                is_whole.set()
+            return True
+
+        inboxes = client._queues = {delta.request_id: _Inbox(sink) for delta in steps[0]}
+        arrivals = [inbox.arrival() for inbox in inboxes.values()]
+        for step in steps:
+            port.send_deltas(step)
+            await asyncio.wait_for(is_whole.wait(), 10)
+            is_whole.clear()
+        assert taken == [(delta,) for step in steps for delta in step]
+        assert not any(arrival.done() for arrival in arrivals)
+    finally:
+        reading.cancel()
+        port.close()
+        await client.close(grace_s=0.0)
+
+
+@pytest.mark.parametrize("num_steps", [1, 3])
+def test_what_comes_to_a_socket_is_answered_before_the_next_slice(num_steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scrape of /metrics that arrives while a step is handed out waits for the slice at hand and for no other."""
+    monkeypatch.setattr("paceline.engine.client._SLICE_S", 0.0)  # every delta is a slice
+    uvloop.run(_hand_out_beside_a_scrape(num_steps))
+
+
+async def _hand_out_beside_a_scrape(num_steps: int) -> None:
+    handed: list[str] = []
+    handed_at_answer: list[int] = []
+    ours, theirs = socket.socketpair()
+
+    async def answer() -> None:
+        handed_at_answer.append(len(handed))
+
+    class Server(asyncio.Protocol):
+        def data_received(self, data: bytes) -> None:
+            self.task = asyncio.create_task(answer())
+
+    def sink(delta: TokenDelta, more: Sequence[TokenDelta]) -> bool:
+        handed.append(delta.request_id)
+        if delta.request_id == "r3":
+            theirs.send(b"GET /metrics")
+        return True
+
+    transport, _ = await asyncio.get_running_loop().connect_accepted_socket(Server, ours)
+    client = EngineClient(EngineProcess())
+    try:
+        inboxes = client._queues = {f"r{row}": _Inbox(sink) for row in range(8)}
+        arrivals = [inbox.arrival() for inbox in inboxes.values()]
+        await client._hand_out([[TokenDelta(name, (number,)) for name in inboxes] for number in range(num_steps)])
+        assert len(handed) == len(inboxes) and not any(arrival.done() for arrival in arrivals)
+        assert handed_at_answer == [4]
+    finally:
+        transport.close()
+        theirs.close()
         await client.close(grace_s=0.0)

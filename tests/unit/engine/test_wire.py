@@ -73,6 +73,23 @@ def test_the_port_drops_junk_and_keeps_what_is_valid(tmp_path: Path) -> None:
     context.destroy(linger=0)
 
 
+def test_the_deltas_of_a_large_step_are_one_message_of_small_frames(tmp_path: Path) -> None:
+    context = zmq.Context()
+    out = context.socket(zmq.PUSH)
+    out.bind(wire.requests_endpoint(str(tmp_path)))
+    back = context.socket(zmq.PULL)
+    back.bind(wire.deltas_endpoint(str(tmp_path)))
+    port = wire.EnginePort(str(tmp_path))
+    step = [TokenDelta(f"r{number}", (number,)) for number in range(300)]
+    port.send_deltas(step)
+    messages = [wire.decode_from_engine(frame) for frame in back.recv_multipart()]
+    parts = [message.deltas for message in messages if isinstance(message, wire.Deltas)]
+    assert [len(part) for part in parts] == [128, 128, 44]
+    assert [delta for part in parts for delta in part] == step
+    port.close()
+    context.destroy(linger=0)
+
+
 def test_an_engine_without_a_parent_stops_waiting_for_its_launch(tmp_path: Path) -> None:
     port = wire.EnginePort(str(tmp_path))
     assert port.receive_launch(lambda: True) is None
