@@ -1,10 +1,13 @@
 """Observations of requests: time per token from token counts, what is counted when, the throughput window."""
 
 import math
+import random
+
+import pytest
 
 from paceline.core.request import FinishReason
 from paceline.metrics.catalog import CATALOG, Kind
-from paceline.metrics.requests import THROUGHPUT_WINDOW_S, ErrorKind, FinishedRequest, Histogram, RequestMetrics
+from paceline.metrics.requests import _MAX_UNCOUNTED, THROUGHPUT_WINDOW_S, ErrorKind, FinishedRequest, Histogram, RequestMetrics
 
 
 def finished(reason: FinishReason = FinishReason.STOP, **changes: float) -> FinishedRequest:
@@ -27,6 +30,22 @@ def test_histogram_counts_are_cumulative_and_bounds_inclusive() -> None:
         histogram.observe(value, weight)
     assert histogram.totals() == [1, 3, 4]
     assert histogram.sum == 1.0 + 2 * 1.5 + 9.0
+
+
+@pytest.mark.parametrize("num_values", [0, 1, _MAX_UNCOUNTED - 1, _MAX_UNCOUNTED, 3 * _MAX_UNCOUNTED + 7])
+def test_observations_that_wait_are_counted_like_single_ones(num_values: int) -> None:
+    """Whenever it is read, and where a value is a bound."""
+    draw, bounds = random.Random(num_values), (0.25, 0.5, 1.0)
+    values = [draw.choice((0.0, 0.25, 0.3, 0.5, 0.75, 1.0, 1.5)) for _ in range(num_values)]
+    histogram = Histogram(bounds)
+    for index, value in enumerate(values):
+        histogram.observe(value, 1 + (index % 5 == 0))
+        if index % 700 == 10:
+            assert histogram.totals()[-1] == histogram.count
+    seen = [value for index, value in enumerate(values) for _ in range(1 + (index % 5 == 0))]
+    assert histogram.sum == pytest.approx(math.fsum(seen))
+    assert histogram.totals() == [sum(value <= bound for value in seen) for bound in (*bounds, math.inf)]
+    assert histogram.count == len(seen)
 
 
 def totals_by_bound(metrics: RequestMetrics, name: str) -> dict[float, int]:
