@@ -22,7 +22,7 @@ help:
 	@echo "make test         the whole test suite of the core"
 	@echo "make test-system  tests that take minutes, or environments of their own"
 	@echo "make check        ruff, pyright, import contracts, size limits"
-	@echo "make bench        decode speed on this machine, against transformers"
+	@echo "make bench        the speed table of docs/performance.md on this machine, in five minutes"
 	@echo "make setup        install only, with what the tests need"
 	@echo "make clean        remove .venv and caches (models stay in their cache)"
 
