@@ -47,11 +47,16 @@ class RandomDrafter(NoDrafter):
 
 
 @cache
-def engine(model: str, quantization: str = "auto", draft: str = "ngram") -> LLM:
+def engine(model: str, quantization: str = "auto", draft: str = "ngram", threads: int | None = None) -> LLM:
     """Loaded once in this process. It caches no prefixes: repeated prompts cost what new ones do."""
     config = EngineConfig(
-        model=model, quantization=quantization, draft=draft, enable_prefix_caching=False, kv_cache_memory_bytes=_KV_BYTES
-    )  # fmt: skip
+        model=model,
+        quantization=quantization,
+        draft=draft,
+        threads=threads,
+        enable_prefix_caching=False,
+        kv_cache_memory_bytes=_KV_BYTES,
+    )
     return LLM(config)
 
 

@@ -1,7 +1,8 @@
-"""What quantisation costs in quality: `python benchmarks/quality.py [--model NAME] [--weights own int8 int4]`.
+"""What quantisation costs in quality: `python benchmarks/quality.py [--model NAME] [--weights own int8 int4] [--record]`.
 
 Perplexity over a shipped text (abstracts of PubMedQA and programs of HumanEval, both under MIT) in windows of 512 tokens, and how often
-the likeliest token is that of the reference, the first of the kinds of weights. Printed, and appended to benchmarks/results/quality.jsonl.
+the likeliest token is that of the reference, the first of the kinds of weights. With `--llama-python P --gguf F ...` llama.cpp judges the
+same windows of tokens with each of these files. `--record` appends to benchmarks/results/quality.jsonl.
 
     own       the checkpoint's weights in float32, those of a GGUF file unrounded; activations and KV in float32
     float32   what --dtype float32 runs: a GGUF file's weights have been rounded to bfloat16 when it was converted
@@ -19,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from llama_peer import llama_peer
 from numpy.typing import NDArray
 from paired import append_result, environment  # sets the served engine's OpenMP environment
 from tokenizers import Tokenizer
@@ -111,8 +113,7 @@ def judge(forward: Forward, token_ids: list[int], max_windows: int) -> Judged:
     pages = list(range(WINDOW // _PAGE_SIZE))
     losses: list[torch.Tensor] = []
     likeliest: list[torch.Tensor] = []
-    for first in range(0, min(len(token_ids) - WINDOW, max_windows * WINDOW - 1), WINDOW):
-        window = token_ids[first : first + WINDOW]
+    for window in windows(token_ids, max_windows):
         for start in range(0, WINDOW, _PIECE):
             row = RowInput(window[start : start + _PIECE], start, pages, _PIECE)
             logits = forward.run(build_batch([row], _PAGE_SIZE), kv).logits
@@ -124,6 +125,24 @@ def judge(forward: Forward, token_ids: list[int], max_windows: int) -> Judged:
     return Judged(torch.cat(losses).numpy(), torch.cat(likeliest).numpy())
 
 
+def judge_by_llama(gguf: Path, options: argparse.Namespace, token_ids: list[int]) -> Judged:
+    """The same with llama.cpp: the same tokens, windows and passes."""
+    losses: list[float] = []
+    likeliest: list[int] = []
+    flags = ["--context", str(WINDOW), *(["--flash-attention"] if options.flash_attention else [])]
+    with llama_peer(options.llama_python, gguf, torch.get_num_threads(), flags) as peer:
+        for window in windows(token_ids, options.max_windows):
+            answer = peer.run("judge", window=window, piece=_PIECE)
+            losses += answer["losses"]
+            likeliest += answer["likeliest"]
+    return Judged(np.array(losses), np.array(likeliest))
+
+
+def windows(token_ids: list[int], max_windows: int) -> Iterator[list[int]]:
+    for first in range(0, min(len(token_ids) - WINDOW, max_windows * WINDOW - 1), WINDOW):
+        yield token_ids[first : first + WINDOW]
+
+
 def report(kind: str, judged: Judged, reference: Judged, seconds: float) -> dict[str, object]:
     """One line of the table, with the 95 % interval of the change in perplexity over windows."""
     per_window = (judged.losses - reference.losses).reshape(-1, WINDOW - 1).mean(axis=1)
@@ -131,7 +150,7 @@ def report(kind: str, judged: Judged, reference: Judged, seconds: float) -> dict
     change, spread = (np.exp(per_window.mean()) - 1) * 100, error * 100
     agreement = float((judged.likeliest == reference.likeliest).mean())
     print(
-        f"{kind:<8} perplexity {judged.perplexity:8.4f}  against the reference {change:+6.2f} % +- {spread:.2f}  "
+        f"{kind:<40} perplexity {judged.perplexity:8.4f}  against the reference {change:+6.2f} % +- {spread:.2f}  "
         f"the same likeliest token {agreement:6.1%}  {seconds:5.1f} s",
         flush=True,
     )
@@ -145,14 +164,35 @@ def report(kind: str, judged: Judged, reference: Judged, seconds: float) -> dict
     }
 
 
+def judgements(options: argparse.Namespace, folder: Path, token_ids: list[int], progress: Progress) -> Iterator[tuple[str, Judged, float]]:
+    """Each kind of weights, then each file by llama.cpp, with the seconds that it took."""
+    program = load_program(folder)
+    for kind in options.weights:
+        forward = load_weights_as(kind, folder, program, progress)
+        started_s = time.perf_counter()
+        judged = judge(forward, token_ids, options.max_windows)
+        yield kind, judged, time.perf_counter() - started_s
+        del forward
+    for gguf in options.gguf:
+        started_s = time.perf_counter()
+        judged = judge_by_llama(gguf, options, token_ids)
+        yield f"llama.cpp {gguf.name}", judged, time.perf_counter() - started_s
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--weights", nargs="+", default=["own", "float32", "int8", "int4"], choices=["own", "float32", "int8", "int4"])
     parser.add_argument("--text", type=Path, help="another text than the shipped one")
     parser.add_argument("--max-windows", type=int, default=1000)
+    parser.add_argument("--llama-python", help="an interpreter that has llama-cpp-python")
+    parser.add_argument("--gguf", type=Path, nargs="*", default=[], help="files that llama.cpp judges")
+    parser.add_argument("--flash-attention", action="store_true", help="llama.cpp's flash attention")
+    parser.add_argument("--record", type=Path, nargs="?", const=RESULTS, help="append the figures to this file")
     parser.add_argument("--write-text", type=Path, help="write the text that is judged to this file, for another program, and end")
     options = parser.parse_args()
+    if options.gguf and not options.llama_python:
+        parser.error("--gguf needs --llama-python")
     text = options.text.read_text(encoding="utf-8") if options.text else shipped_text()
     if options.write_text:
         options.write_text.write_text(text, encoding="utf-8")
@@ -160,20 +200,14 @@ def main() -> None:
     with ConsoleProgress() as progress:
         folder = resolve(options.model, progress).path
         token_ids = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids
-        program = load_program(folder)
         print(f"{options.model}: {len(token_ids):,} tokens in windows of {WINDOW}")
         reference: Judged | None = None
-        for kind in options.weights:
-            forward = load_weights_as(kind, folder, program, progress)
-            started_s = time.perf_counter()
-            judged = judge(forward, token_ids, options.max_windows)
+        for kind, judged, seconds in judgements(options, folder, token_ids, progress):
             reference = reference or judged
-            line = report(kind, judged, reference, time.perf_counter() - started_s)
-            append_result(
-                RESULTS,
-                {"model": options.model, "text": str(options.text or "shipped"), "reference": options.weights[0]} | line | environment(),
-            )
-            del forward
+            line = report(kind, judged, reference, seconds)
+            if options.record:
+                about = {"model": options.model, "text": str(options.text or "shipped"), "reference": options.weights[0]}
+                append_result(options.record, about | line | environment())
 
 
 if __name__ == "__main__":
