@@ -31,10 +31,14 @@ Measure = Callable[[Effort], Sequence[Figure]]
 
 @dataclass(frozen=True)
 class Row:
-    """Some figures that are measured together; `needs` names models that must be in the cache, for they are large downloads."""
+    """Some figures that are measured together; `needs` names models that must be in the cache, for they are large downloads.
+
+    `time_share`: how much of the time limit it takes, 1 unless its rounds differ so much that a few of them say little.
+    """
 
     measure: Measure
     needs: tuple[str, ...] = ()
+    time_share: float = 1.0
 
 
 def heading() -> str:

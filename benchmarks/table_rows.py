@@ -22,6 +22,7 @@ from figures import Figure, Row
 from paired import Effort, Interval, inverse, median_of, ratio_of_means, run_rounds, scaled
 
 from paceline.llm import LLM, Output
+from paceline.native.library import Library
 from paceline.speculative.drafters.none import NoDrafter
 
 PROMPT, OUTPUT, LONG_PROMPT = 128, 128, 512
@@ -120,29 +121,24 @@ def speculation(name: str, prompts: Callable[[], Sequence[str]], answer: int = A
 
 def outside(effort: Effort) -> list[Figure]:
     """The share of plain decoding's time in which the native library does not run: scheduler, sampling and Python; without sockets."""
-    base = engine(SMOLLM2)
-    llm, forward = twin(base, NoDrafter), base._loop._executor._target.forward
-    library, passes_s = forward._library, []
+    llm, run, passes_s = twin(engine(SMOLLM2), NoDrafter), Library.run, []
 
-    class Timed:
-        """The library, its passes timed."""
-
-        def run(self, *arguments: object) -> int:
-            started_s = time.perf_counter()
-            status = library.run(*arguments)
-            passes_s.append(time.perf_counter() - started_s)
-            return status
+    def timed(*arguments: object) -> int:
+        started_s = time.perf_counter()
+        status = run(*arguments)
+        passes_s.append(time.perf_counter() - started_s)
+        return status
 
     def share(number: int) -> float:
         passes_s.clear()
         decode_s = ask(llm, [window(llm, number)], OUTPUT)[0].stats.decode_ms / 1e3
         return 1 - sum(passes_s[1:]) / decode_s  # the first pass is the prompt's
 
-    forward._library = Timed()
+    Library.run = timed
     try:
         (shares,), dropped = _rounds((share,), effort)
     finally:
-        forward._library = library
+        Library.run = run
     details = {"num_rounds": len(shares), "num_dropped": dropped}
     what = f"{SMOLLM2} {quantization_of(llm)}, share of a plain step outside the native call, in one process"
     return [Figure("outside the native call", scaled(median_of(shares), 100), "%", what, None, details)]
@@ -170,9 +166,9 @@ def _short(model: str) -> str:
 TABLE: dict[str, Row] = {
     "plain-int4": Row(plain(SMOLLM2, "int4")),
     "plain-int8": Row(plain(SMOLLM2, "int8")),
-    "speculation-quick": Row(speculation("quick set", quick_set)),
-    "speculation-copy": Row(speculation("copy", lambda: shipped_prompts("copy"))),
-    "speculation-code": Row(speculation("code", lambda: shipped_prompts("code"))),
+    "speculation-quick": Row(speculation("quick set", quick_set), time_share=3),
+    "speculation-copy": Row(speculation("copy", lambda: shipped_prompts("copy")), time_share=1.5),
+    "speculation-code": Row(speculation("code", lambda: shipped_prompts("code")), time_share=1.5),
     "verify-4": Row(verify),
     "prompt": Row(prefill),
     "at-once-8": Row(at_once),
@@ -180,5 +176,5 @@ TABLE: dict[str, Row] = {
     "qwen-0.5b-int4": Row(plain(QWEN_SMALL, "int4", QWEN_OUTPUT), (QWEN_SMALL,)),
     "qwen-0.5b-int8": Row(plain(QWEN_SMALL, "int8", QWEN_OUTPUT), (QWEN_SMALL,)),
     "qwen-1.5b-int4": Row(plain(QWEN, "int4", QWEN_OUTPUT), (QWEN,)),
-    "qwen-draft": Row(speculation("1.5B by 0.5B", lambda: shipped_prompts("code"), QWEN_ANSWER, QWEN_SMALL), (QWEN, QWEN_SMALL)),
+    "qwen-draft": Row(speculation("1.5B by 0.5B", lambda: shipped_prompts("code"), QWEN_ANSWER, QWEN_SMALL), (QWEN, QWEN_SMALL), 1.5),
 }
