@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from paceline.native.compile import FLAGS, FOLDER, compile_library, compile_objects, find_compiler, run
+from paceline.native.compile import ARCHITECTURES, FLAGS, FOLDER, compile_library, compile_objects, find_compiler, run
 
 pytestmark = pytest.mark.system
 
 ROOT = Path(__file__).parents[2]
 DRIVER = Path(__file__).parent / "native/agreement.c"
+EMULATED = DRIVER.parent / "emulated"  # in the place of the compiler's headers
 LIMIT_S = 900
 CROSS_COMPILER, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64-static"
 
@@ -102,6 +103,41 @@ def test_arm_gives_the_same_bits(tmp_path: Path) -> None:
     sources = mutated(tmp_path, "neon.c", "vshrq_n_u8(both, 4)", "vshrq_n_u8(both, 3)")
     mutant = build_driver(tmp_path / "mutant", [CROSS_COMPILER], ("-static",), sources)
     assert "neon differs" in must([EMULATOR, str(mutant)], expected=1)
+
+
+def test_avx512_gives_the_same_bits_in_emulation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Few machines that run this have the instructions, and most that serve do. SIMDe states each of them in portable C.
+    if not Path("/usr/include/simde").is_dir():
+        pytest.skip("no SIMDe: apt install libsimde-dev")
+    compiler = compiler_or_skip()
+    # -O0: optimising thousands of emulated instructions takes minutes, running them does not.
+    emulated = ("-O0", "-w", "-D__AVX512F__=1", "-D__F16C__=1", "-DSIMDE_NO_NATIVE", f"-I{EMULATED}")
+    monkeypatch.setitem(ARCHITECTURES["x86_64"], "avx512vnni.c", emulated)
+    anywhere = mutated(tmp_path, "variant.c", "if (table == &pl_avx512vnni)", "if (table == &pl_avx512vnni) return 1; if (0)")
+    lines = must([str(build_driver(tmp_path / "built", compiler, (), anywhere))]).splitlines()
+    assert [line.split()[:2] for line in lines] == [["portable", "agrees"], ["avx2", "agrees"], ["avx512vnni", "agrees"]]
+    assert len({line.split()[2] for line in lines}) == 1
+
+    library = tmp_path / "emulated.so"
+    assert compile_library(library, sources=anywhere) is None
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-x",
+        "-n0",
+        "-p",
+        "no:cacheprovider",
+        "tests/unit/native/test_products.py",
+        "-k",
+        "avx512vnni",
+    ]
+    assert " passed" in must(command, {**os.environ, "PACELINE_TEST_NATIVE": str(library)})
+
+    text = (anywhere / "avx512vnni.c").read_text()
+    (anywhere / "avx512vnni.c").write_text(text.replace("_mm512_set1_epi8((char)0x80)", "_mm512_set1_epi8((char)0x40)"))
+    assert "avx512vnni differs" in must([str(build_driver(tmp_path / "mutant", compiler, (), anywhere))], expected=1)
 
 
 def test_wheels_with_and_without_a_compiler(tmp_path: Path) -> None:
