@@ -83,17 +83,16 @@ class World:
     spent_ms: float = 0.0
     plain_ms: float = 0.0  # what plain decoding would have spent for the same tokens
     lost_steps: float = 0.0
-    """The most that any stretch had lost to a losing step, beyond 1/101 of all decoding time.
+    """The most that any stretch had lost once a step lost again, beyond 1/101 of all decoding time: in plain steps of that step's batch.
 
-    In plain steps of the largest batch of that stretch: what is wrong in the estimates of a large batch is many steps of a small one.
+    So what a large batch lost counts as so many steps of a small one that follows, and what a slow machine lost of a fast one.
     """
-    surprise_steps: float = 0.0  # by how much the slowest single drafter call exceeded what was expected of it, in the same
+    surprise_steps: float = 0.0  # by how much the slowest single drafter call exceeded what was expected of it, in its batch's steps
     decode_ms: float = 0.0
     keeps_kv: bool = False
     idle_ms: float = 0.0  # of a drafter that is allowed nothing
     num_pending: dict[str, int] = field(default_factory=dict[str, int])  # tokens that a drafter with KV did not run, by row
     _loss_ms: float = 0.0  # of the stretch up to now that lost most
-    _unit_ms: float = 0.0  # the longest plain step of that stretch
     num_steps: int = 0
     num_drafted: int = 0
     allotted: list[list[int]] = field(default_factory=list[list[int]])
@@ -109,7 +108,7 @@ class World:
             DraftRow(name, self.max_draft_length if limits is None else limits[i], contexts[i], self._pending(name), num_tokens_to_go=1000)
             for i, name in enumerate(names)
         ]
-        lengths = self.policy.allot(rows, 512)
+        lengths = [0] * num_rows if self.policy.stays_plain(list(names)) else self.policy.allot(rows, 512)
         drafts = [drafter.draft(i, length, rng) for i, length in enumerate(lengths)]
         drafter.end_step(sum(lengths))
         num_drafted = sum(drafted for drafted, _ in drafts)
@@ -186,10 +185,9 @@ class World:
         return (cost.high_ms(longest) if longest else 0.0) + cost.high_catch_up_ms(num_late)
 
     def _lose(self, loss_ms: float, surprise_ms: float, plain_step_ms: float, is_asked: bool) -> None:
-        self._unit_ms = max(self._unit_ms, plain_step_ms) if self._loss_ms else plain_step_ms
         self._loss_ms = max(self._loss_ms + loss_ms, 0.0)
         if is_asked and loss_ms > 0:
-            self.lost_steps = max(self.lost_steps, (self._loss_ms - self.decode_ms / 101) / self._unit_ms)
+            self.lost_steps = max(self.lost_steps, (self._loss_ms - self.decode_ms / 101) / plain_step_ms)
             self.surprise_steps = max(self.surprise_steps, surprise_ms / plain_step_ms)
 
     def forget(self, names: Sequence[str]) -> None:

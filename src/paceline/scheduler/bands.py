@@ -16,5 +16,10 @@ def rows_band(num_rows: float) -> str:
 
 def rows_context_band(num_rows: float, num_context_tokens: float) -> str:
     """The label of so many decoding rows that have so many tokens before them, all rows together: `rows=5-8,context=1k-4k`."""
-    mean_context = num_context_tokens / max(num_rows, 1)
-    return f"{rows_band(num_rows)},context={_CONTEXT_BANDS[bisect_left(_MAX_CONTEXTS, mean_context)]}"
+    rows, context = band_numbers(num_rows, num_context_tokens)
+    return f"rows={_ROW_BANDS[rows]},context={_CONTEXT_BANDS[context]}"
+
+
+def band_numbers(num_rows: float, num_context_tokens: float) -> tuple[int, int]:
+    """The same without the words, for what every step looks up."""
+    return bisect_left(_MAX_ROWS, num_rows), bisect_left(_MAX_CONTEXTS, num_context_tokens / max(num_rows, 1))

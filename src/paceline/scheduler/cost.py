@@ -11,7 +11,7 @@ from itertools import pairwise
 from statistics import median_low
 
 from paceline.core.facts import EngineFacts, StepCosts
-from paceline.scheduler.bands import rows_context_band
+from paceline.scheduler.bands import band_numbers
 from paceline.scheduler.observation import StepObservation
 
 NUM_REFERENCE_STEPS = 3
@@ -26,6 +26,7 @@ _DEAD_ZONE = 0.03  # corrections smaller than noise would decide where drafts co
 _NUM_RECENT = 5
 _NUM_KEPT = 9
 _MAX_PENDING = 32
+_UNKNOWN_SHARE = 0.25  # of a plain step as measured at start, what is sure to be needed before live steps were seen
 _HIGH_TARGET = 1.25  # a step's target time in the worst case, as a multiple of the expected
 _TOKEN_KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024)
 _PRIOR = ((1, 1.0), (2, 1.1), (4, 1.7), (8, 2.1), (16, 4.0), (64, 13.0))
@@ -198,14 +199,19 @@ class CostModel:
     def __init__(self, facts: EngineFacts) -> None:
         self.drafter = DrafterCost(facts)
         self._table = TargetTable(facts.step_costs)
-        self._places: dict[str, Place] = {}
+        self._places: dict[tuple[int, int], Place] = {}
         self._level = 1.0  # of the place that was last seen
+        self._level_at_start = 1.0 if facts.step_costs.target else None  # the table is what the machine can do, unless it is a guess
+        self._least_level: float | None = None  # of that and what any place ever had; None before the first live steps
         self._num_steps = 0
         self._epoch = 0
 
     def place(self, num_rows: int, num_context_tokens: int) -> Place:
         """`num_context_tokens`: of all rows together."""
-        place = self._places.setdefault(rows_context_band(num_rows, num_context_tokens), Place())
+        band = band_numbers(num_rows, num_context_tokens)
+        place = self._places.get(band)
+        if place is None:
+            place = self._places[band] = Place()
         if place.epoch != self._epoch or self._num_steps - place.last_step > MAX_STEPS_AWAY:
             place.doubt()
             place.epoch, place.last_step = self._epoch, self._num_steps
@@ -230,9 +236,20 @@ class CostModel:
                 self._epoch += 1
                 place.epoch = self._epoch
             self._level = place.level if place.level is not None else self._level
+            self._note_least(place)
             self.drafter.observe_plain(self._table.ms(1) * self._level)
         else:
             place.observe_drafting(_knot(step.num_target_tokens), ratio)
+
+    def least_plain_ms(self) -> float:
+        """The shortest plain step that may follow, as far as is known: of one row with a short context, on the machine at its fastest."""
+        return self._table.ms(1) * (_UNKNOWN_SHARE if self._least_level is None else self._least_level)
+
+    def _note_least(self, place: Place) -> None:
+        if place.level is None or len(place.plain) < NUM_REFERENCE_STEPS:
+            return
+        before = self._level_at_start if self._least_level is None else self._least_level
+        self._least_level = place.level if before is None else min(before, place.level)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,9 +22,7 @@ _EXTENSION = ""  # key of the trials of longer drafts; no request has it
 _MAX_CATCH_UP_STEPS = 64  # steps within which the drafter's catch-up must have paid
 
 
-_UNKNOWN_SHARE = 0.25  # of an estimated plain step, what is sure to be needed where none was measured lately
-
-_QUIET_STEPS = 4  # plain steps of the same rows, with nothing learned of acceptance, for which one decision holds
+_QUIET_STEPS = 16  # plain steps of the same rows, with nothing learned of acceptance, for which one decision holds at most
 _HOLDING_SHARE = 0.6  # of the best row's acceptance: a row below it is what holds a batch back
 
 
@@ -47,6 +45,10 @@ class DraftRow:
 
 class DraftLengthPolicy(Protocol):
     """Decides draft lengths. Called by the scheduler only."""
+
+    def stays_plain(self, request_ids: Sequence[str]) -> bool:
+        """Whether this step of just these rows, all in decode, has no drafts by an earlier decision; else `allot` is to be asked."""
+        ...
 
     def allot(self, rows: Sequence[DraftRow], num_tokens_left: int) -> list[int]:
         """Drafts wanted for each row of the step, 0 .. its limit; with 0 the drafter does not run for the row at all.
@@ -76,6 +78,10 @@ class DraftLengthPolicy(Protocol):
 class FullDraftLength:
     """As many drafts as each row can use, always: `--speculation on`."""
 
+    def stays_plain(self, request_ids: Sequence[str]) -> bool:
+        """Never by an earlier decision."""
+        return False
+
     def allot(self, rows: Sequence[DraftRow], num_tokens_left: int) -> list[int]:
         """Every row's limit."""
         return [row.limit for row in rows]
@@ -92,6 +98,14 @@ class FullDraftLength:
     def report(self) -> DraftReport:
         """There is no guard."""
         return DraftReport({}, {}, {})
+
+
+class NoDraftLength(FullDraftLength):
+    """Where there is no drafter every limit is 0, so that nobody need ask."""
+
+    def stays_plain(self, request_ids: Sequence[str]) -> bool:
+        """Always."""
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +132,22 @@ class GuardedDraftLength:
         self._trials = Trials()
         self._record = DraftRecord()
         self._step = 0
-        self._quiet_rows: tuple[str, ...] = ()  # of the last decision not to draft
+        self._quiet_rows: list[str] = []  # of the last decision not to draft
+        self._quiet_band = ""
+        self._quiet_state = GuardState.PLAIN
         self._quiet_version = 0
         self._quiet_until = 0
         self._is_catching_up = True  # whether prompts are worth running through the drafter
         self._collapsed_position: int | None = None
+
+    def stays_plain(self, request_ids: Sequence[str]) -> bool:
+        """See DraftLengthPolicy. To decide takes a noticeable part of a step, to see that nothing has changed hardly any."""
+        is_over = self._step + 1 >= self._quiet_until or self._acceptance.version != self._quiet_version
+        if is_over or request_ids != self._quiet_rows:
+            return False
+        self._step += 1
+        self._record.note(self._quiet_band, self._quiet_state, 0.0)
+        return True
 
     def allot(self, rows: Sequence[DraftRow], num_tokens_left: int) -> list[int]:
         """See DraftLengthPolicy."""
@@ -137,11 +162,10 @@ class GuardedDraftLength:
         costs = self._costs.batch(len(rows), num_context_tokens)
         if costs.place.needs_reference:
             state, lengths = GuardState.MEASURING, [0] * len(rows)
-        elif self._is_quiet(rows):
-            state, lengths = GuardState.PLAIN, [0] * len(rows)
         else:
             state, lengths = self._lengths(_Batch(rows, costs, costs.plain_ms, num_tokens_left, band))
-            self._be_quiet(rows, state)
+            if not any(lengths):
+                self._be_quiet(rows, band, state)
             self._is_catching_up = self._record.is_drafting(band) or state is GuardState.DRAFTING
         self._record.note(band, state, sum(lengths) / num_may_draft)
         return lengths
@@ -183,30 +207,24 @@ class GuardedDraftLength:
         lengths = [0] * len(rows)
         if not self._is_catching_up:
             return lengths
-        decoding = [row for row in rows if not row.num_prompt_tokens] or rows
-        costs = self._costs.batch(len(decoding), sum(row.num_context_tokens for row in decoding))
-        # No plain steps come first here, as they do before drafts: what is not known of late may be far too high.
-        plain_ms = costs.plain_ms * (_UNKNOWN_SHARE if costs.place.needs_reference else 1.0)
-        num_tokens = 0
+        num_tokens, least_plain_ms = 0, self._costs.least_plain_ms()
         for i, row in enumerate(rows):
             if row.num_prompt_tokens and row.limit:
                 num_tokens += row.num_catch_up_tokens
-                if not self._account.can_lose(self._costs.drafter.high_catch_up_ms(num_tokens), plain_ms, DRAFTING_SHARE):
+                if not self._account.can_lose(self._costs.drafter.high_catch_up_ms(num_tokens), least_plain_ms, DRAFTING_SHARE):
                     break
                 lengths[i] = 1
         return lengths
 
-    def _is_quiet(self, rows: Sequence[DraftRow]) -> bool:
-        """Whether a decision not to draft still holds: in a large batch, to decide takes a noticeable part of a step."""
-        if self._step >= self._quiet_until or self._acceptance.version != self._quiet_version:
-            return False
-        return tuple(row.request_id for row in rows) == self._quiet_rows
-
-    def _be_quiet(self, rows: Sequence[DraftRow], state: GuardState) -> None:
-        if state is GuardState.PLAIN:
-            self._quiet_rows = tuple(row.request_id for row in rows)
-            self._quiet_version = self._acceptance.version
-            self._quiet_until = self._step + _QUIET_STEPS
+    def _be_quiet(self, rows: Sequence[DraftRow], band: str, state: GuardState) -> None:
+        """Lets a decision not to draft hold until a trial is due; for as long as ever if one is due now that the budget does not allow."""
+        self._quiet_rows = [row.request_id for row in rows]
+        self._quiet_band, self._quiet_state = band, state
+        self._quiet_version = self._acceptance.version
+        self._quiet_until = self._step + _QUIET_STEPS
+        next_trial = self._trials.next_step(self._quiet_rows)
+        if next_trial > self._step:
+            self._quiet_until = min(self._quiet_until, next_trial)
 
     def _lengths(self, batch: _Batch) -> tuple[GuardState, list[int]]:
         """State and drafts of a step whose plain cost is known."""
@@ -217,7 +235,7 @@ class GuardedDraftLength:
             state, reason = GuardState.PLAIN, SwitchOff.ROW if found.is_held_by_row else SwitchOff.ACCEPTANCE
         elif not self._pays_for_catch_up(batch, found):
             state, reason = GuardState.PLAIN, SwitchOff.DRAFTER_TIME
-        elif not self._account.can_lose(self._worst_loss_ms(batch, lengths), batch.plain_ms, DRAFTING_SHARE):
+        elif not self._account.can_lose(self._worst_loss_ms(batch, lengths), self._costs.least_plain_ms(), DRAFTING_SHARE):
             state, reason = GuardState.INSOLVENT, SwitchOff.ACCOUNT
         if reason is not None:
             lengths = [0] * len(batch.rows)
@@ -272,7 +290,7 @@ class GuardedDraftLength:
         loss_ms = max(loss_ms, 0.0) + drafter_ms
         if not self._trials.can_lose(loss_ms, self._account.elapsed_ms, batch.plain_ms):
             return False
-        if not self._account.can_lose(self._worst_loss_ms(batch, longer), batch.plain_ms):
+        if not self._account.can_lose(self._worst_loss_ms(batch, longer), self._costs.least_plain_ms()):
             return False
         is_of_time = before == 0 and self._is_drafter_slow(batch)
         key = _EXTENSION if before else row.request_id

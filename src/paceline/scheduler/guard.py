@@ -2,13 +2,13 @@
 
 The account compares the time that plain decoding would have needed for the emitted tokens with the time that was spent; the drafter's
 time counts in every step, prompt chunks included. Whatever costs more than a call with nothing to do is asked for first, so
-total <= 1.01 x plain + 50 plain steps of the batch at hand, plus by how much the slowest single drafter call exceeds what was expected
-of it. The plain time is an estimate, from plain steps of the same range of batch and context; what it is wrong by in a large batch may
-be more than 50 steps of a smaller one that follows. Plain arithmetic; the policy owns one.
+total <= 1.01 x plain + 50 plain steps of whatever batch is at hand, plus by how much the slowest single drafter call exceeds what was
+expected of it. For that the 50 are steps of one row at the highest speed seen, than which no step that may follow is shorter. The plain
+time is an estimate, from plain steps of the same range of batch and context. Plain arithmetic; the policy owns one.
 """
 
 MAX_LOST_STEPS = 50
-"""Plain steps of the current batch that may be lost, at any time; the constant of the bound."""
+"""Plain steps that may be lost, at any time; the constant of the bound."""
 MAX_LOST_SHARE = 0.01 / 1.01
 """Share of all decoding time that may be lost, once that is more: 1 % of what plain decoding would have taken."""
 DRAFTING_SHARE = 0.8
@@ -33,10 +33,10 @@ class Account:
         """Books what a step gained against plain decoding; a loss is negative."""
         self.balance_ms = min(self.balance_ms + gained_ms, 0.0)
 
-    def limit_ms(self, plain_ms: float) -> float:
-        """What may be lost at most, with plain steps of `plain_ms`."""
-        return max(MAX_LOST_STEPS * plain_ms, MAX_LOST_SHARE * self.elapsed_ms)
+    def limit_ms(self, least_plain_ms: float) -> float:
+        """What may be lost at most, where no plain step to come is shorter than `least_plain_ms`."""
+        return max(MAX_LOST_STEPS * least_plain_ms, MAX_LOST_SHARE * self.elapsed_ms)
 
-    def can_lose(self, worst_ms: float, plain_ms: float, share: float = 1.0) -> bool:
+    def can_lose(self, worst_ms: float, least_plain_ms: float, share: float = 1.0) -> bool:
         """Whether the balance stays within `share` of the limit if the step to come loses `worst_ms`."""
-        return self.balance_ms - worst_ms >= -share * self.limit_ms(plain_ms)
+        return self.balance_ms - worst_ms >= -share * self.limit_ms(least_plain_ms)

@@ -101,7 +101,7 @@ class StepBuilder:
         self._admissions()
         works = list(self._works.values())
         drafting = [work for work in works if work.kind is SpanKind.PREFILL] if self._is_control else works
-        if drafting and self._num_tokens_left > 0:
+        if drafting and self._num_tokens_left > 0 and not self._stays_plain(drafting):
             self._drafts(drafting)
         return works
 
@@ -201,6 +201,12 @@ class StepBuilder:
         shares = fair_shares(wishes, self._num_tokens_left, first)
         for index in (*range(first, len(works)), *range(first)):
             self._spend(works[index], wishes[index], shares[index])
+
+    def _stays_plain(self, works: list[Work]) -> bool:
+        """Whether nothing of this pass is needed: most steps of an engine whose drafter does not pay."""
+        if any(work.kind is SpanKind.PREFILL for work in works):
+            return False
+        return self._policy.stays_plain([work.row.request.request_id for work in works])
 
     def _draft_row(self, work: Work) -> DraftRow:
         """What the policy decides by. A prompt chunk catches up for the drafts of the decode steps to come, if there can be any."""

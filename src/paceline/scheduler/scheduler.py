@@ -16,7 +16,7 @@ from paceline.core.request import FinishReason, Request
 from paceline.core.sequence import SequenceStatus
 from paceline.core.stats import EngineStats
 from paceline.errors import BadInputError
-from paceline.scheduler.draft_length import DraftLengthPolicy, FullDraftLength, GuardedDraftLength
+from paceline.scheduler.draft_length import DraftLengthPolicy, FullDraftLength, GuardedDraftLength, NoDraftLength
 from paceline.scheduler.observation import ControlSteps, StepObservation
 from paceline.scheduler.passes import StepBuilder, StepLimits, Work
 from paceline.scheduler.read_rate import ReadRate
@@ -373,4 +373,6 @@ class Scheduler:
 
 
 def _default_policy(config: SchedulerConfig, facts: EngineFacts) -> DraftLengthPolicy:
+    if facts.drafter == "none":
+        return NoDraftLength()
     return FullDraftLength() if config.speculation == "on" else GuardedDraftLength(facts)

@@ -1,5 +1,6 @@
 """When something that does not pay may be tried again: intervals that double with every failure, and a budget for all of them together."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 FIRST_INTERVAL_STEPS = 8
@@ -44,6 +45,11 @@ class Trials:
         if retry is None:
             retry = self._retries[key] = _Retry(step + FIRST_INTERVAL_STEPS // 2)
         return step >= max(retry.due_step, self._next_step)
+
+    def next_step(self, keys: Iterable[str]) -> int:
+        """The first step in which one of `keys` is due; 0 if none of them is known."""
+        dues = [self._retries[key].due_step for key in keys if key in self._retries]
+        return max(min(dues), self._next_step) if dues else 0
 
     def can_lose(self, loss_ms: float, elapsed_ms: float, plain_ms: float) -> bool:
         """Whether the budget covers one more trial."""

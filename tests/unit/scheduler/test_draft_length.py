@@ -2,13 +2,15 @@
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from paceline.core.stats import GuardState, SwitchOff
 from paceline.scheduler import allotment, trials
 from paceline.scheduler.cost import NUM_REFERENCE_STEPS
-from paceline.scheduler.draft_length import DraftRow, FullDraftLength, GuardedDraftLength
+from paceline.scheduler.draft_length import DraftRow, FullDraftLength, GuardedDraftLength, NoDraftLength
+from paceline.scheduler.scheduler import Scheduler
 from tests.fakes.drafting_world import CPU_CURVE, FLAT_CURVE, Curve, Drafter, Independent, World, measured_costs, world_facts
 from tests.fakes.fake_executor import ToyDrafter
 from tests.unit.scheduler.driver import Driver, make_config, make_facts, make_request
@@ -80,6 +82,59 @@ def test_constant_tokens_cost_little_and_are_counted() -> None:
     assert world.plain_ms / world.spent_ms > 0.985
     assert world.policy.report().num_switch_offs[SwitchOff.ACCEPTANCE] >= 1
     assert set(world.policy.report().states) == {"rows=1"}
+
+
+# Off, at no cost
+
+
+class Asked(GuardedDraftLength):
+    """Counts how often it had to decide."""
+
+    num_decisions = 0
+
+    def allot(self, rows: Sequence[DraftRow], num_tokens_left: int) -> list[int]:
+        self.num_decisions += 1
+        return super().allot(rows, num_tokens_left)
+
+
+@pytest.mark.parametrize("num_rows", [1, 8])
+def test_once_it_is_off_hardly_any_step_needs_a_decision(num_rows: int) -> None:
+    policy = Asked(world_facts(measured_costs(TINY_CURVE, lambda: 1.0)))
+    world = World(policy, TINY_CURVE, random.Random(0), noise=0.03)
+    run(world, Independent([0.9], fixed_ms=20), 100, num_rows)
+    before = policy.num_decisions
+    run(world, Independent([0.9], fixed_ms=20), 400, num_rows)
+    assert policy.num_decisions - before <= 400 // 8
+    assert policy.report().states == {f"rows={'1' if num_rows == 1 else '5-8'}": GuardState.PLAIN}
+
+
+def test_a_decision_not_to_draft_holds_for_its_rows_and_until_something_was_learned() -> None:
+    world = make_world()
+    run(world, Independent([0.0]), 200)
+    names = ["r0"]
+    while not world.policy.stays_plain(names):
+        world.step(names, [400], Independent([0.0]))
+    assert not world.policy.stays_plain(["r0", "r1"])
+    assert not world.policy.stays_plain(["r1"])
+    assert world.policy.stays_plain(names)
+    world.policy.observe("r2", 1, 1, 1)
+    assert not world.policy.stays_plain(names)
+
+
+def test_through_the_scheduler_the_policy_is_asked_for_few_of_the_plain_steps() -> None:
+    policy = Asked(make_facts())
+    driver = Driver(make_facts(max_draft_length=5), make_config(), policy=policy, drafter=ToyDrafter(0.0, 1.0))
+    driver.add(make_request("a", (1, 2), 300, ignore_eos=True))
+    driver.run()
+    driver.check_outputs()
+    assert policy.num_decisions < 100
+
+
+def test_without_a_drafter_nobody_is_asked() -> None:
+    policy = NoDraftLength()
+    assert policy.stays_plain(["a"])
+    scheduler = Scheduler(make_config(), replace(make_facts(), drafter="none"))
+    assert isinstance(scheduler._policy, NoDraftLength)
 
 
 # On, at the right length

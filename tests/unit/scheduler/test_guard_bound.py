@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.scheduler import draft_length, guard
+from paceline.scheduler import cost, draft_length, guard
 from paceline.scheduler.draft_length import DraftRow
 from paceline.scheduler.observation import StepObservation
 from tests.fakes.adversaries import TrustBreaker, random_adversary
@@ -66,6 +66,14 @@ def test_planted_without_an_account_the_lives_pass_the_bound(monkeypatch: pytest
     assert worst_excess(range(4)) > 0
 
 
+def test_planted_with_the_limit_of_a_large_batch_small_ones_pass_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    def of_eight_rows(self: cost.CostModel) -> float:
+        return self._table.ms(8) * self._level
+
+    monkeypatch.setattr(cost.CostModel, "least_plain_ms", of_eight_rows)
+    assert worst_excess((9, 11, 24)) > 0
+
+
 def long_drafts(seed: int) -> float:
     """What drafts of 64 tokens make a stretch lose: they are known to be good, and then are so by turns."""
     rng = random.Random(seed)
@@ -84,8 +92,8 @@ def test_steps_that_cost_a_large_part_of_the_limit_stay_within_it() -> None:
 
 
 def test_planted_without_a_look_ahead_the_limit_is_passed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_look_ahead(self: guard.Account, worst_ms: float, plain_ms: float, share: float = 1.0) -> bool:
-        return self.balance_ms >= -share * self.limit_ms(plain_ms)
+    def no_look_ahead(self: guard.Account, worst_ms: float, least_plain_ms: float, share: float = 1.0) -> bool:
+        return self.balance_ms >= -share * self.limit_ms(least_plain_ms)
 
     monkeypatch.setattr(guard.Account, "can_lose", no_look_ahead)
     assert max(long_drafts(seed) for seed in range(12)) > guard.MAX_LOST_STEPS
