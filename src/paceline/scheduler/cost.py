@@ -139,8 +139,8 @@ class Place:
         self.num_steps_since_plain = 0
         before = self.level
         has_changed = False
-        newest = list(self.plain)[-NUM_REFERENCE_STEPS:]
-        if before is not None and len(newest) == NUM_REFERENCE_STEPS:
+        if before is not None and len(self.plain) >= NUM_REFERENCE_STEPS:
+            newest = list(self.plain)[-NUM_REFERENCE_STEPS:]
             is_slower = min(newest) > before * _LEVEL_TOLERANCE
             is_faster = max(newest) * _LEVEL_TOLERANCE < before
             has_changed = is_slower or is_faster
@@ -150,7 +150,7 @@ class Place:
                 self.pending.clear()
                 self.recent.clear()
         self.level = median_low(self.plain)
-        if before is not None and self.num_references_due == 0:
+        if self.pending and before is not None and self.num_references_due == 0:
             self._settle_pending()
         return has_changed
 
@@ -159,9 +159,8 @@ class Place:
         assert self.level is not None, "a plain step has given the level"
         for knot, ratio in self.pending:
             self.corrections.setdefault(knot, deque(maxlen=_NUM_KEPT)).append(ratio / self.level)
-        if self.pending:
-            self.recent.clear()
-            self.factors.clear()
+        self.recent.clear()
+        self.factors.clear()
         self.pending.clear()
 
     def observe_drafting(self, knot: int, ratio: float) -> None:

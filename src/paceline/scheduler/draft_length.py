@@ -188,10 +188,10 @@ class GuardedDraftLength:
             # A step with drafts runs all that a plain one does, so the latter cannot take longer.
             plain_ms = min(self._costs.batch(step.num_rows, step.num_context_tokens).low_plain_ms, step.duration_ms - step.propose_ms)
             self._account.credit(step.num_emitted_tokens / step.num_rows * plain_ms - step.duration_ms)
+            self._watch_positions(step.num_rows)
         else:
             self._account.credit(-step.propose_ms)
         self._costs.observe(step)
-        self._watch_positions(step.num_rows)
 
     def forget(self, request_id: str) -> None:
         """See DraftLengthPolicy."""
