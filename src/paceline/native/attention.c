@@ -118,8 +118,7 @@ static void finish(const pl_model *model, int32_t token, int32_t first_head, int
         for (int32_t i = 0; i < head_dim; i++)
             mixed[h * head_dim + i] = heads[h].out[i] * factor;
     }
-    const int64_t at = (int64_t)token * (acts->k / PL_GROUP) + first / PL_GROUP;
-    model->kernels->quantise(mixed, width, acts->q + (int64_t)token * acts->stride + first, acts->scale + at, acts->sum + at);
+    pl_quantise_groups(model->kernels, mixed, width, acts, token, first / PL_GROUP);
 }
 
 /* One split for the last `num_tokens` tokens of an item; results by query, token after token. */

@@ -24,8 +24,7 @@ enum {
 typedef struct {
     int64_t ahead; /* bytes from what is computed to what is fetched: AHEAD where the weights come from memory, else 0 */
     const int8_t *q[BLOCK];
-    float step[BLOCK][CHUNK];   /* the group's scale */
-    float offset[BLOCK][CHUNK]; /* scale times sum: how often a minimum counts */
+    const float *step[BLOCK], *offset[BLOCK]; /* pl_acts.scale and .offset */
 } operands;
 
 PL_INLINE __m256i load_bytes(const uint8_t *from)
@@ -159,10 +158,8 @@ PL_INLINE void part_product(const part *of, const pl_acts *acts, int32_t first, 
     for (int t = 0; t < n; t++) {
         const int64_t at = (int64_t)(first + t) * (acts->k / PL_GROUP) + of->from;
         in.q[t] = acts->q + (int64_t)(first + t) * acts->stride + of->from * PL_GROUP;
-        for (int32_t g = 0; g < of->num_groups; g++) {
-            in.step[t][g] = acts->scale[at + g];
-            in.offset[t][g] = acts->scale[at + g] * (float)acts->sum[at + g];
-        }
+        in.step[t] = acts->scale + at;
+        in.offset[t] = acts->offset + at;
         for (int half = 0; half < 2; half++)
             total[t][half] = of->from == 0 ? _mm256_setzero_ps() : _mm256_loadu_ps(out + t * stride + 8 * half);
     }

@@ -19,7 +19,7 @@ PL_INLINE void w4_tokens(
     const int64_t group_stride = acts->k / PL_GROUP;
     const int8_t *q = acts->q + (int64_t)first * acts->stride;
     const float *scales = acts->scale + first * group_stride;
-    const int32_t *sums = acts->sum + first * group_stride;
+    const float *offsets = acts->offset + first * group_stride;
     __m512 total[4];
     for (int t = 0; t < n; t++)
         total[t] = _mm512_setzero_ps();
@@ -42,7 +42,7 @@ PL_INLINE void w4_tokens(
 #pragma GCC unroll 4
         for (int t = 0; t < n; t++) {
             const float step = scales[t * group_stride + g];
-            const __m512 offset = _mm512_set1_ps(step * (float)sums[t * group_stride + g]);
+            const __m512 offset = _mm512_set1_ps(offsets[t * group_stride + g]);
             total[t] = _mm512_add_ps(total[t], _mm512_mul_ps(_mm512_cvtepi32_ps(dot[t]), _mm512_mul_ps(scale, _mm512_set1_ps(step))));
             total[t] = _mm512_add_ps(total[t], _mm512_mul_ps(minimum, offset));
         }
@@ -88,31 +88,11 @@ PL_INLINE void w8_tokens(
 
 static void tile_w4(
     const uint8_t *tile, int32_t num_groups, const pl_acts *acts, int32_t first, int32_t count, float *out, int32_t stride)
-{
-    int32_t done = 0;
-    for (; done + 4 <= count; done += 4)
-        w4_tokens(tile, num_groups, acts, first + done, 4, out + (int64_t)done * stride, stride);
-    if (done + 2 <= count) {
-        w4_tokens(tile, num_groups, acts, first + done, 2, out + (int64_t)done * stride, stride);
-        done += 2;
-    }
-    if (done < count)
-        w4_tokens(tile, num_groups, acts, first + done, 1, out + (int64_t)done * stride, stride);
-}
+PL_IN_TOKEN_BLOCKS(w4_tokens)
 
 static void tile_w8(
     const uint8_t *tile, int32_t num_groups, const pl_acts *acts, int32_t first, int32_t count, float *out, int32_t stride)
-{
-    int32_t done = 0;
-    for (; done + 4 <= count; done += 4)
-        w8_tokens(tile, num_groups, acts, first + done, 4, out + (int64_t)done * stride, stride);
-    if (done + 2 <= count) {
-        w8_tokens(tile, num_groups, acts, first + done, 2, out + (int64_t)done * stride, stride);
-        done += 2;
-    }
-    if (done < count)
-        w8_tokens(tile, num_groups, acts, first + done, 1, out + (int64_t)done * stride, stride);
-}
+PL_IN_TOKEN_BLOCKS(w8_tokens)
 
 static void quantise(const float *x, int32_t n, int8_t *q, float *scale, int32_t *sum)
 {

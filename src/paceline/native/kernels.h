@@ -13,6 +13,7 @@ typedef struct {
     int8_t *q;      /* [T, k], rows 64-byte aligned: stride k rounded up to 64 */
     float *scale;   /* [T, k / 32] */
     int32_t *sum;   /* [T, k / 32] sum of q over the group */
+    float *offset;  /* [T, k / 32] scale * (float)sum: how often a minimum counts */
     int32_t k, stride;
 } pl_acts;
 
@@ -33,7 +34,7 @@ typedef struct {
      * zeros among them; a NaN or an infinity in the group makes the scale that, and q 0: products with it are NaNs. */
     void (*quantise)(const float *x, int32_t n, int8_t *q, float *scale, int32_t *sum);
     /* One tile against tokens first .. first + count - 1: out[t * stride + r], t from 0, r from 0 to 15, overwritten. Per group, in order:
-     *   acc = acc + (float)dot * (scale_w * scale_a);   W4 then: acc = acc + minimum_w * (scale_a * (float)sum_a). No contraction. */
+     *   acc = acc + (float)dot * (scale_w * scale_a);   W4 then: acc = acc + minimum_w * offset_a. No contraction. */
     void (*tile_w4)(const uint8_t *tile, int32_t num_groups, const pl_acts *acts, int32_t first, int32_t count, float *out, int32_t stride);
     void (*tile_w8)(const uint8_t *tile, int32_t num_groups, const pl_acts *acts, int32_t first, int32_t count, float *out, int32_t stride);
     /* Floats: PL_LANES of lanes.h fills these; see there for each one's order of operations. */

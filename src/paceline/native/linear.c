@@ -23,10 +23,8 @@ static void quantise_row(void *context, int32_t row, int32_t thread)
 {
     (void)thread;
     const product *self = context;
-    const pl_acts *acts = &self->acts;
-    const int64_t at = (int64_t)row * (acts->k / PL_GROUP);
-    self->kernels->quantise(
-        self->x + (int64_t)row * acts->k, acts->k, acts->q + (int64_t)row * acts->stride, acts->scale + at, acts->sum + at);
+    const int32_t k = self->acts.k;
+    pl_quantise_groups(self->kernels, self->x + (int64_t)row * k, k, &self->acts, row, 0);
 }
 
 static void multiply(void *context, int32_t task, int32_t thread)
@@ -47,7 +45,8 @@ int32_t pl_linear(pl_pool *pool, const pl_matrix *matrix, const float *x, int32_
     self.acts.q = aligned_alloc(64, (size_t)num_rows * (size_t)stride);
     self.acts.scale = malloc(num_scales * sizeof(float));
     self.acts.sum = malloc(num_scales * sizeof(int32_t));
-    int32_t failed = self.acts.q && self.acts.scale && self.acts.sum ? 0 : -1;
+    self.acts.offset = malloc(num_scales * sizeof(float));
+    int32_t failed = self.acts.q && self.acts.scale && self.acts.sum && self.acts.offset ? 0 : -1;
     if (!failed) {
         const int32_t tiles = (int32_t)(TASK_BYTES / pl_tile_bytes(matrix));
         self.tiles_per_task = tiles > 1 ? tiles : 1;
@@ -61,5 +60,6 @@ int32_t pl_linear(pl_pool *pool, const pl_matrix *matrix, const float *x, int32_
     free(self.acts.q);
     free(self.acts.scale);
     free(self.acts.sum);
+    free(self.acts.offset);
     return failed;
 }

@@ -63,7 +63,7 @@ PL_INLINE void w4_tokens(
     const int64_t group_stride = acts->k / PL_GROUP;
     const int8_t *q = acts->q + (int64_t)first * acts->stride;
     const float *scales = acts->scale + first * group_stride;
-    const int32_t *sums = acts->sum + first * group_stride;
+    const float *offsets = acts->offset + first * group_stride;
     float32x4_t total[4][4];
     for (int t = 0; t < n; t++)
         for (int part = 0; part < 4; part++)
@@ -84,7 +84,7 @@ PL_INLINE void w4_tokens(
                 int32x4_t dot = dot_four(vdupq_n_s32(0), lower, vld1q_s8(four));
                 dot = dot_four(dot, upper, vld1q_s8(four + 16));
                 const float step = scales[t * group_stride + g];
-                const float32x4_t offset = vdupq_n_f32(step * (float)sums[t * group_stride + g]);
+                const float32x4_t offset = vdupq_n_f32(offsets[t * group_stride + g]);
                 total[t][part] = vaddq_f32(total[t][part], vmulq_f32(vcvtq_f32_s32(dot), vmulq_f32(scale, vdupq_n_f32(step))));
                 total[t][part] = vaddq_f32(total[t][part], vmulq_f32(minimum, offset));
             }
@@ -126,31 +126,11 @@ PL_INLINE void w8_tokens(
 }
 static void tile_w4(
     const uint8_t *tile, int32_t num_groups, const pl_acts *acts, int32_t first, int32_t count, float *out, int32_t stride)
-{
-    int32_t done = 0;
-    for (; done + 4 <= count; done += 4)
-        w4_tokens(tile, num_groups, acts, first + done, 4, out + (int64_t)done * stride, stride);
-    if (done + 2 <= count) {
-        w4_tokens(tile, num_groups, acts, first + done, 2, out + (int64_t)done * stride, stride);
-        done += 2;
-    }
-    if (done < count)
-        w4_tokens(tile, num_groups, acts, first + done, 1, out + (int64_t)done * stride, stride);
-}
+PL_IN_TOKEN_BLOCKS(w4_tokens)
 
 static void tile_w8(
     const uint8_t *tile, int32_t num_groups, const pl_acts *acts, int32_t first, int32_t count, float *out, int32_t stride)
-{
-    int32_t done = 0;
-    for (; done + 4 <= count; done += 4)
-        w8_tokens(tile, num_groups, acts, first + done, 4, out + (int64_t)done * stride, stride);
-    if (done + 2 <= count) {
-        w8_tokens(tile, num_groups, acts, first + done, 2, out + (int64_t)done * stride, stride);
-        done += 2;
-    }
-    if (done < count)
-        w8_tokens(tile, num_groups, acts, first + done, 1, out + (int64_t)done * stride, stride);
-}
+PL_IN_TOKEN_BLOCKS(w8_tokens)
 
 const pl_kernels pl_neon = {
     .name = "neon",

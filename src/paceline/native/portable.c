@@ -50,7 +50,7 @@ static void tile_w4(
     for (int32_t t = 0; t < count; t++, out += stride) {
         const int8_t *q = acts->q + (int64_t)(first + t) * acts->stride;
         const float *scale = acts->scale + (int64_t)(first + t) * (acts->k / PL_GROUP);
-        const int32_t *sum = acts->sum + (int64_t)(first + t) * (acts->k / PL_GROUP);
+        const float *offset = acts->offset + (int64_t)(first + t) * (acts->k / PL_GROUP);
         const uint8_t *group = tile;
         float total[PL_TILE_ROWS] = {0};
         for (int32_t g = 0; g < num_groups; g++, group += PL_W4_BYTES, q += PL_GROUP) {
@@ -61,10 +61,9 @@ static void tile_w4(
                         const int32_t both = group[64 * line + 4 * r + i % 4];
                         dot[r] += (both & 15) * q[i] + (both >> 4) * q[i + 16];
                     }
-            const float offset = scale[g] * (float)sum[g];
             for (int32_t r = 0; r < PL_TILE_ROWS; r++) {
                 total[r] += (float)dot[r] * (pl_half_to_float(pl_load_half(group + PL_W4_SCALES + 2 * r)) * scale[g]);
-                total[r] += pl_half_to_float(pl_load_half(group + PL_W4_MINIMA + 2 * r)) * offset;
+                total[r] += pl_half_to_float(pl_load_half(group + PL_W4_MINIMA + 2 * r)) * offset[g];
             }
         }
         memcpy(out, total, sizeof total);

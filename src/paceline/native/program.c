@@ -22,7 +22,8 @@ static int32_t make_acts(pl_acts *acts, int32_t num_rows, int32_t k)
     acts->q = room((size_t)num_rows * (size_t)acts->stride, 1);
     acts->scale = floats(num_rows, k / PL_GROUP);
     acts->sum = room((size_t)num_rows * (size_t)(k / PL_GROUP), sizeof(int32_t));
-    return acts->q && acts->scale && acts->sum ? 0 : -1;
+    acts->offset = floats(num_rows, k / PL_GROUP);
+    return acts->q && acts->scale && acts->sum && acts->offset ? 0 : -1;
 }
 
 static void free_acts(pl_acts *acts)
@@ -30,6 +31,7 @@ static void free_acts(pl_acts *acts)
     free(acts->q);
     free(acts->scale);
     free(acts->sum);
+    free(acts->offset);
 }
 
 static int32_t make_scratch(pl_model *model)

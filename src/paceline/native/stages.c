@@ -46,13 +46,6 @@ static void whole_tile(
                 out[(int64_t)t * stride + r] += matrix->bias[tile * PL_TILE_ROWS + r];
 }
 
-/* x [k] of the caller's token as row `row` of `acts`. */
-static void quantise_row(const pl_model *model, const float *x, const pl_acts *acts, int32_t row)
-{
-    const int64_t at = (int64_t)row * (acts->k / PL_GROUP);
-    model->kernels->quantise(x, acts->k, acts->q + (int64_t)row * acts->stride, acts->scale + at, acts->sum + at);
-}
-
 /* Embedding rows, and the rotary angles of the tokens' positions. */
 static int32_t count_token_rows(const stage *self)
 {
@@ -79,7 +72,7 @@ static void norm_row(const stage *self, int64_t token, int32_t row)
     const pl_model *model = self->model;
     float *scratch = model->norm_rows + (int64_t)row * model->shape.hidden;
     model->kernels->rms_norm(model->stream + token * model->shape.hidden, self->op->norm, model->shape.eps, model->shape.hidden, scratch);
-    quantise_row(model, scratch, &model->normed, row);
+    pl_quantise_groups(model->kernels, scratch, model->shape.hidden, &model->normed, row, 0);
 }
 
 static void norm(void *context, int32_t task, int32_t thread)
@@ -185,7 +178,6 @@ static void gate_up(void *context, int32_t task, int32_t thread)
     (void)thread;
     const stage *self = context;
     pl_model *model = self->model;
-    const pl_acts *acts = &model->gated;
     const int32_t num_blocks = token_blocks(self), group = task / num_blocks, first = task % num_blocks * BLOCK_TOKENS;
     const int32_t count = smaller(model->batch->num_tokens - first, BLOCK_TOKENS);
     float gate[BLOCK_TOKENS * PL_GROUP], up[BLOCK_TOKENS * PL_GROUP];
@@ -195,11 +187,8 @@ static void gate_up(void *context, int32_t task, int32_t thread)
         whole_tile(model, &self->op->second, tile, &model->normed, first, count, up + i * PL_TILE_ROWS, PL_GROUP);
     }
     model->kernels->silu_mul(gate, up, count * PL_GROUP, gate);
-    for (int32_t t = 0; t < count; t++) {
-        const int64_t row = first + t, at = row * (acts->k / PL_GROUP) + group;
-        int8_t *q = acts->q + row * acts->stride + group * PL_GROUP;
-        model->kernels->quantise(gate + t * PL_GROUP, PL_GROUP, q, acts->scale + at, acts->sum + at);
-    }
+    for (int32_t t = 0; t < count; t++)
+        pl_quantise_groups(model->kernels, gate + t * PL_GROUP, PL_GROUP, &model->gated, first + t, group);
 }
 
 /* Logits of the rows that want them. */

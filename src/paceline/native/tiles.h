@@ -30,6 +30,30 @@ static inline int32_t pl_acts_stride(int32_t k)
     return (k + 63) / 64 * 64;
 }
 
+/* x [n] as groups from `first_group` on of row `row`. */
+static inline void pl_quantise_groups(
+    const pl_kernels *kernels, const float *x, int32_t n, const pl_acts *acts, int64_t row, int32_t first_group)
+{
+    const int64_t at = row * (acts->k / PL_GROUP) + first_group;
+    kernels->quantise(x, n, acts->q + row * acts->stride + (int64_t)first_group * PL_GROUP, acts->scale + at, acts->sum + at);
+    for (int32_t g = 0; g < n / PL_GROUP; g++)
+        acts->offset[at + g] = acts->scale[at + g] * (float)acts->sum[at + g];
+}
+
+/* The body of a tile_w4 or tile_w8: `tokens` takes as many tokens as its argument n says, a constant where it is inlined. */
+#define PL_IN_TOKEN_BLOCKS(tokens)                                                              \
+    {                                                                                           \
+        int32_t done = 0;                                                                       \
+        for (; done + 4 <= count; done += 4)                                                    \
+            tokens(tile, num_groups, acts, first + done, 4, out + (int64_t)done * stride, stride); \
+        if (done + 2 <= count) {                                                                \
+            tokens(tile, num_groups, acts, first + done, 2, out + (int64_t)done * stride, stride); \
+            done += 2;                                                                          \
+        }                                                                                       \
+        if (done < count)                                                                       \
+            tokens(tile, num_groups, acts, first + done, 1, out + (int64_t)done * stride, stride); \
+    }
+
 /* One tile of `matrix` against tokens first .. first + count - 1, bias added: out[t * stride + row], t from 0, row of the matrix. */
 static inline void pl_tile_product(
     const pl_kernels *kernels, const pl_matrix *matrix, int32_t tile, const pl_acts *acts, int32_t first, int32_t count, float *out,

@@ -130,7 +130,7 @@ MUTATIONS = {
         ("of->from == 0 ? _mm256_setzero_ps()", "of->from >= 0 ? _mm256_setzero_ps()"),  # later chunks forget the earlier ones
         ("_mm256_abs_epi8(b)", "_mm256_abs_epi8(a)"),
     ),
-    "portable.c": (("(both >> 4) * q[i + 16]", "(both >> 4) * q[i]"), ("scale[g] * (float)sum[g]", "scale[g] * (float)(sum[g] + 1)")),
+    "portable.c": (("(both >> 4) * q[i + 16]", "(both >> 4) * q[i]"), (" * offset[g]", " * (offset[g] + scale[g])")),
 }
 
 
