@@ -1,4 +1,5 @@
 /* Runs of random phases on a pool of threads: every task once, no task before the phase before has ended, nothing after the run.
+ * Before them, one run in which the caller has gone to sleep when there are tasks again, which need all threads to end.
  *
  *   pool_stress NUM_THREADS NUM_RUNS SEED LIMIT_S
  *
@@ -79,6 +80,49 @@ static void run_once(pl_pool *pool, unsigned *seed)
     memset(phases, 0xff, sizeof phases); /* whoever reads them now reads nonsense */
 }
 
+typedef struct {
+    int32_t num_threads, waits_for_sleep;
+    _Atomic int32_t num_begun, has_caller_ended;
+} meeting;
+
+/* Whether the first thread of this process, which calls the pool, is asleep. */
+static int32_t is_caller_asleep(void)
+{
+    char path[64], line[256];
+    snprintf(path, sizeof path, "/proc/self/task/%d/stat", (int)getpid());
+    FILE *file = fopen(path, "r");
+    if (!file)
+        return 1; /* not Linux: nobody sleeps there */
+    const char *end = fgets(line, sizeof line, file) ? strrchr(line, ')') : NULL;
+    fclose(file);
+    return !end || end[1] != ' ' || end[2] == 'S';
+}
+
+/* One task per thread, for none ends before all have begun. */
+static void meet(void *argument, int32_t index, int32_t thread)
+{
+    meeting *self = argument;
+    (void)index;
+    atomic_fetch_add(&self->num_begun, 1);
+    while (atomic_load(&self->num_begun) < self->num_threads)
+        usleep(100);
+    if (thread == 0)
+        atomic_store(&self->has_caller_ended, 1); /* it sleeps nowhere but in the pool from now on */
+    while (self->waits_for_sleep && thread > 0 && !(atomic_load(&self->has_caller_ended) && is_caller_asleep()))
+        usleep(100);
+}
+
+static void wake_caller(pl_pool *pool)
+{
+    const int32_t num_threads = pl_pool_threads(pool);
+    meeting first = {.num_threads = num_threads, .waits_for_sleep = 1}, second = {.num_threads = num_threads};
+    const pl_phase phases[] = {
+        {.run = meet, .context = &first, .num_tasks = num_threads}, {.run = meet, .context = &second, .num_tasks = num_threads}};
+    pl_pool_run(pool, phases, 2);
+    if (second.num_begun != num_threads)
+        fail("tasks after the caller's sleep", second.num_begun, num_threads);
+}
+
 int main(int argc, char **argv)
 {
     if (argc != 5)
@@ -89,6 +133,7 @@ int main(int argc, char **argv)
     pl_pool *pool = pl_pool_new(num_threads);
     if (!pool || pl_pool_threads(pool) != num_threads)
         return 2;
+    wake_caller(pool);
     for (int32_t run = 0; run < num_runs; run++) {
         run_once(pool, &seed);
         if (rand_r(&seed) % 16 == 0)

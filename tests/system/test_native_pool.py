@@ -15,7 +15,7 @@ MISTAKES = {
         "word = atomic_fetch_add_explicit(&pool->word, 1, memory_order_acq_rel);\n        if",
         "word = atomic_load(&pool->word);\n        if",
     ),
-    "the caller is not woken": (" : num_tasks == 0 && is_caller_sleeping)", " : 0)"),
+    "the caller is not woken": ("atomic_load(&pool->is_caller_sleeping) || ", ""),
 }
 
 

@@ -105,24 +105,30 @@ static void wake_all(_Atomic uint32_t *at)
 #endif
 }
 
-/* Begin the phase after `index`, or end the run. Called by one thread while no task of the run is in hand. */
-static void begin_next(pl_pool *pool, int32_t index, int64_t *clock_ns)
+/* Begin the phase after `index`, or end the run. Called by one thread while no task of the run is in hand.
+ *
+ * A phase of one task is run here and now, and the others never hear of it: a norm of one token takes no longer than it takes to tell them.
+ */
+static void begin_next(pl_pool *pool, int32_t index, int32_t thread, int64_t ended_ns)
 {
     uint32_t num_tasks = 0;
     for (index++; index < pool->num_phases; index++) {
-        num_tasks = (uint32_t)pool->phases[index].num_tasks;
-        if (num_tasks > 0)
+        const pl_phase *phase = &pool->phases[index];
+        if (phase->num_tasks > 1) {
+            num_tasks = (uint32_t)phase->num_tasks;
             break;
-        if (pool->phases[index].ended_ns)
-            *pool->phases[index].ended_ns = *clock_ns ? *clock_ns : (*clock_ns = now_ns());
+        }
+        if (phase->num_tasks == 1)
+            phase->run(phase->context, 0, thread);
+        if (phase->ended_ns)
+            *phase->ended_ns = ended_ns = phase->num_tasks == 1 || ended_ns == 0 ? now_ns() : ended_ns;
     }
     const uint64_t number = (pool->first_number + (uint32_t)index) & NUMBER_MASK;
     atomic_store_explicit(&pool->num_ended, 0, memory_order_relaxed);
     atomic_store(&pool->word, number << (2 * COUNT_BITS) | (uint64_t)num_tasks << COUNT_BITS);
     atomic_fetch_add(&pool->signal, 1);
-    /* One task is the beginner's own: no need for others. A run's end concerns the caller alone. */
-    const int32_t is_caller_sleeping = atomic_load(&pool->is_caller_sleeping);
-    if (num_tasks > 1 ? is_caller_sleeping || atomic_load(&pool->num_sleeping) > 0 : num_tasks == 0 && is_caller_sleeping)
+    /* A run's end concerns the caller alone. */
+    if (atomic_load(&pool->is_caller_sleeping) || (num_tasks > 0 && atomic_load(&pool->num_sleeping) > 0))
         wake_all(&pool->signal);
 }
 
@@ -140,10 +146,10 @@ static void run_tasks(pl_pool *pool, uint64_t word, int32_t thread)
     } while (has_task(word));
     if (atomic_fetch_add_explicit(&pool->num_ended, num_run, memory_order_acq_rel) + num_run < num_tasks)
         return;
-    int64_t clock_ns = 0;
+    int64_t ended_ns = 0;
     if (phase->ended_ns)
-        *phase->ended_ns = clock_ns = now_ns();
-    begin_next(pool, index, &clock_ns);
+        *phase->ended_ns = ended_ns = now_ns();
+    begin_next(pool, index, thread, ended_ns);
 }
 
 /* Until the phase of `word` is over: spin first if `may_spin`, then sleep. May return early. */
@@ -217,8 +223,7 @@ int32_t pl_pool_run(pl_pool *pool, const pl_phase *phases, int32_t num_phases)
     pool->phases = phases;
     pool->num_phases = num_phases;
     pool->first_number = (number_of(word) + 1) & NUMBER_MASK;
-    int64_t clock_ns = 0;
-    begin_next(pool, -1, &clock_ns);
+    begin_next(pool, -1, 0, 0);
     while (take_part(pool, 0))
         ;
     return 0;

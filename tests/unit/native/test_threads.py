@@ -34,6 +34,13 @@ def test_beside_a_busy_process(program: Path, busy_process: None) -> None:
     assert stress(program, 2, 100) == (0, "")
 
 
+def test_a_caller_that_sleeps_is_woken_for_tasks_of_its_run(tmp_path: Path, program: Path) -> None:
+    assert stress(program, 2, 0) == (0, "")
+    right = "if (atomic_load(&pool->is_caller_sleeping)"
+    program = build(tmp_path, mistaken(right, right.replace("(a", "((num_tasks == 0 && a") + ")"))
+    assert stress(program, 2, 0, limit_s=1)[0] != 0
+
+
 def test_a_mistake_is_found(tmp_path: Path) -> None:
     # The next phase begins while tasks of this one are in hand.
     program = build(tmp_path, mistaken("+ num_run < num_tasks)", "+ num_run < num_tasks / 2)"))
