@@ -9,6 +9,7 @@ import ctypes
 import json
 import sys
 import time
+from collections.abc import Callable
 
 import llama_cpp
 import numpy as np
@@ -18,10 +19,15 @@ BATCH = 512
 FORMATS = {"q8_0": "LLAMA_FTYPE_MOSTLY_Q8_0", "q4_0": "LLAMA_FTYPE_MOSTLY_Q4_0", "q4_1": "LLAMA_FTYPE_MOSTLY_Q4_1"}
 
 
+Entry = tuple[int, int, int, bool]
+"""A token, its position, its sequence, and whether its logits are wanted."""
+Task = dict[str, object]
+
+
 class Peer:
     """A model and a context of some sequences."""
 
-    def __init__(self, arguments):
+    def __init__(self, arguments: argparse.Namespace) -> None:
         params = llama_cpp.llama_model_default_params()
         self.model = llama_cpp.llama_model_load_from_file(arguments.gguf.encode(), params)
         if not self.model:
@@ -39,8 +45,8 @@ class Peer:
         self.vocab_size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self.model))
         self.batch = llama_cpp.llama_batch_init(BATCH, 0, 1)
 
-    def pass_of(self, entries):
-        """Run (token, position, sequence, whether its logits are wanted), at most BATCH of them."""
+    def pass_of(self, entries: list[Entry]) -> None:
+        """Run at most BATCH tokens."""
         batch = self.batch
         batch.n_tokens = len(entries)
         for place, (token, position, sequence, is_wanted) in enumerate(entries):
@@ -49,14 +55,14 @@ class Peer:
         if status := llama_cpp.llama_decode(self.context, batch):
             raise SystemExit(f"llama_decode failed with {status}")
 
-    def logits(self, place):
+    def logits(self, place: int) -> np.ndarray:
         pointer = ctypes.cast(llama_cpp.llama_get_logits_ith(self.context, place), ctypes.POINTER(ctypes.c_float))
         return np.ctypeslib.as_array(pointer, (self.vocab_size,))
 
-    def best(self, place):
+    def best(self, place: int) -> int:
         return int(self.logits(place).argmax())
 
-    def prompt(self, token_ids):
+    def prompt(self, token_ids: list[int]) -> int:
         """The first token behind a prompt, from an empty memory."""
         llama_cpp.llama_memory_clear(self.memory, True)
         for start in range(0, len(token_ids), BATCH):
@@ -66,17 +72,17 @@ class Peer:
         return self.best(len(entries) - 1)
 
 
-def plain(peer, task):
+def plain(peer: Peer, task: Task) -> Task:
     started_s = time.perf_counter()
     token = peer.prompt(task["prompt"])
     first_s = time.perf_counter()
     for position in range(len(task["prompt"]), len(task["prompt"]) + task["num_outputs"] - 1):
-        peer.pass_of([(token, position, 0, 1)])
+        peer.pass_of([(token, position, 0, True)])
         token = peer.best(0)
     return {"prompt_s": first_s - started_s, "decode_s": time.perf_counter() - first_s}
 
 
-def lookup(peer, task):
+def lookup(peer: Peer, task: Task) -> Task:
     """Prompt lookup as llama-cpp-python does it: a draft in every step where the text gives one, verified in one pass."""
     draft = LlamaPromptLookupDecoding(num_pred_tokens=task["num_drafts"])
     token_ids = list(task["prompt"])
@@ -86,7 +92,7 @@ def lookup(peer, task):
     while len(token_ids) < end:
         drafted = [int(token) for token in draft(np.array(token_ids, dtype=np.intc))][: end - len(token_ids) - 1]
         position = len(token_ids) - 1
-        peer.pass_of([(token, position + i, 0, 1) for i, token in enumerate([token_ids[-1], *drafted])])
+        peer.pass_of([(token, position + i, 0, True) for i, token in enumerate([token_ids[-1], *drafted])])
         for place in range(len(drafted) + 1):
             token_ids.append(peer.best(place))
             if place < len(drafted) and token_ids[-1] != drafted[place]:
@@ -96,7 +102,7 @@ def lookup(peer, task):
     return {"decode_s": time.perf_counter() - first_s, "num_steps": num_steps}
 
 
-def at_once(peer, task):
+def at_once(peer: Peer, task: Task) -> Task:
     """Several requests: prompts in passes of BATCH tokens, then all sequences in each pass, as llama.cpp's server batches them."""
     llama_cpp.llama_memory_clear(peer.memory, True)
     started_s = time.perf_counter()
@@ -108,19 +114,19 @@ def at_once(peer, task):
         peer.pass_of(entries)
         tokens |= {sequence: peer.best(place) for place, (_, _, sequence, is_last) in enumerate(entries) if is_last}
     for step in range(task["num_outputs"] - 1):
-        entries = [(tokens[sequence], len(prompt) + step, sequence, 1) for sequence, prompt in enumerate(prompts)]
+        entries = [(tokens[sequence], len(prompt) + step, sequence, True) for sequence, prompt in enumerate(prompts)]
         peer.pass_of(entries)
         tokens = {sequence: peer.best(sequence) for sequence in range(len(prompts))}
     return {"wall_s": time.perf_counter() - started_s}
 
 
-def judge(peer, task):
+def judge(peer: Peer, task: Task) -> Task:
     """Of a window: minus the logarithm of each token's probability from the second on, and the likeliest token there."""
     window, piece = task["window"], task["piece"]
     llama_cpp.llama_memory_clear(peer.memory, True)
     losses, likeliest = [], []
     for start in range(0, len(window), piece):
-        entries = [(token, start + i, 0, 1) for i, token in enumerate(window[start : start + piece])]
+        entries = [(token, start + i, 0, True) for i, token in enumerate(window[start : start + piece])]
         peer.pass_of(entries)
         for place, following in enumerate(window[start + 1 : start + piece + 1]):
             logits = peer.logits(place).astype(np.float64)
@@ -130,10 +136,10 @@ def judge(peer, task):
     return {"losses": losses, "likeliest": likeliest}
 
 
-TASKS = {"plain": plain, "lookup": lookup, "at_once": at_once, "judge": judge}
+TASKS: dict[str, Callable[[Peer, Task], Task]] = {"plain": plain, "lookup": lookup, "at_once": at_once, "judge": judge}
 
 
-def quantise(arguments):
+def quantise(arguments: argparse.Namespace) -> None:
     params = llama_cpp.llama_model_quantize_default_params()
     params.ftype, params.allow_requantize = vars(llama_cpp)[FORMATS[arguments.format]], True
     params.nthread, params.pure = arguments.threads, arguments.pure
@@ -141,7 +147,7 @@ def quantise(arguments):
         raise SystemExit(f"{arguments.source} could not be written as {arguments.format}")
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True, dest="command")
     run = commands.add_parser("run")
