@@ -70,7 +70,8 @@ def guarded(name: str, drafter: type[Drafter], num_requests: int) -> Callable[[E
             "num_pairs": len(paired.a_s),
             "num_dropped": paired.num_dropped,
         }
-        what = f"goal {LEAST_RATIO}; the first run, in which the guard learns, {details['first_run_ratio']}, cost {details['first_run_lost_steps']} steps"
+        first = f"{details['first_run_ratio']}, cost {details['first_run_lost_steps']} steps"
+        what = f"goal {LEAST_RATIO}; the first run, in which the guard learns, {first}"
         return [Figure(name, ratio, "x", what, None, details)]
 
     return measure
