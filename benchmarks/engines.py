@@ -20,7 +20,7 @@ from paceline.executor.executor import Executor
 from paceline.llm import LLM, Output
 from paceline.prove.datasets import shipped, subset
 from paceline.scheduler.scheduler import Scheduler, SchedulerConfig
-from paceline.speculative.drafter import Drafter, DrafterSetup, proposal_from_lists
+from paceline.speculative.drafter import Drafter, DrafterSetup
 from paceline.speculative.drafters.none import NoDrafter
 from paceline.weights.catalog import find_model
 from paceline.weights.store import default_store
@@ -43,7 +43,7 @@ class RandomDrafter(NoDrafter):
         self._random = random.Random(0)
 
     def propose(self, plan: StepPlan, slots: Mapping[int, Slot]) -> DraftProposal:
-        return proposal_from_lists([[self._random.randrange(self._vocab_size) for _ in range(span.draft_budget)] for span in plan.spans])
+        return DraftProposal([[self._random.randrange(self._vocab_size) for _ in range(span.draft_budget)] for span in plan.spans])
 
 
 @cache

@@ -11,7 +11,7 @@ from paceline.core.plan import Admission, Span, SpanKind, StepPlan
 from paceline.core.request import SamplingParams
 from paceline.core.slot import Slot
 from paceline.speculative.drafter import Drafter
-from paceline.speculative.rows import sampling_rows
+from paceline.speculative.rows import host_rows
 from paceline.speculative.verify import Rule, verify
 from tests.fakes.toy_forward import ToyForward
 
@@ -76,12 +76,12 @@ class DrafterDriver:
         for i, span in enumerate(plan.spans):
             if span.emits:
                 tokens = self.slots[span.slot].token_ids
-                drafts = proposal.token_ids[i, : int(proposal.lens[i])].tolist()
+                drafts = proposal.drafts_host[i]
                 logits += [self.target.prefix_logits([*tokens, *drafts[:j]]) for j in range(len(drafts) + 1)]
         stacked = torch.stack(logits) if logits else torch.zeros((0, self.target.spec.vocab_size))
-        result = verify(stacked, proposal, sampling_rows(plan.spans, self.slots), self.rule)
+        result = verify(stacked, proposal, host_rows(plan.spans, self.slots), self.rule)
         for i, span in enumerate(plan.spans):
-            self.slots[span.slot].append(result.token_ids[i, : int(result.num_emitted[i])].tolist())
+            self.slots[span.slot].append(result.tokens_host[i])
         self.drafter.observe(plan, self.slots, result, torch.zeros((len(logits), 1)))
         return proposal
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from paceline.core.draft import DraftProposal
 from paceline.core.slot import Slot, TokenCounts
 from paceline.executor import step
 from paceline.executor.slots import SlotTable
@@ -19,11 +20,12 @@ from paceline.speculative.drafters.draft_model import DraftModelDrafter
 def count_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     """Penalties count drafts that were rejected."""
     proposed: list[list[int]] = []
-    honest_rows, honest_commit = step.drafts_by_row, SlotTable.commit
+    honest_cut, honest_commit = step.within_vocabulary, SlotTable.commit
 
-    def drafts_by_row(proposal: object) -> list[list[int]]:
-        proposed[:] = honest_rows(proposal)  # type: ignore[arg-type]
-        return list(proposed)
+    def within_vocabulary(proposal: DraftProposal, vocab_size: int) -> DraftProposal:
+        cut = honest_cut(proposal, vocab_size)
+        proposed[:] = cut.drafts_host
+        return cut
 
     def commit(self: SlotTable, plan: object, verification: object) -> list[tuple[int, ...]]:
         new_tokens = honest_commit(self, plan, verification)  # type: ignore[arg-type]
@@ -33,7 +35,7 @@ def count_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
                 counts.output.update(drafts[max(len(new) - 1, 0) :])
         return new_tokens
 
-    monkeypatch.setattr(step, "drafts_by_row", drafts_by_row)
+    monkeypatch.setattr(step, "within_vocabulary", within_vocabulary)
     monkeypatch.setattr(SlotTable, "commit", commit)
 
 

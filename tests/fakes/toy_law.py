@@ -16,6 +16,7 @@ from paceline.core.draft import DraftProposal
 from paceline.core.verification import SamplingRows
 from paceline.speculative import verify as verify_module
 from paceline.speculative.verify import Rule
+from tests.fakes.sampling_on_host import as_lists, on_host
 
 
 @dataclass(frozen=True)
@@ -106,14 +107,15 @@ class ToyDecoder:
             context[:, 2 + j] = drafts * drafting
             probs[:, j] = q
         has_probs = self.rule is Rule.RATIO and not self.one_hot_drafts
-        proposal = DraftProposal(context[:, 2:].to(torch.int32), lens, probs if has_probs else None)
+        proposal = DraftProposal(as_lists(context[:, 2:], lens), probs if has_probs else None)
         all_logits = self.target[context[:, :-1], context[:, 1:]]  # [N, K+1, V]
         logits = all_logits[torch.arange(width + 1) <= lens.unsqueeze(1)]
-        result = verify_module.verify(logits, proposal, rows, self.rule)
-        for j in range(width + 1):
-            emitted = (j < result.num_emitted).nonzero().squeeze(1)
-            sequences.tokens[emitted, 2 + sequences.lens[emitted] + j] = result.token_ids[emitted, j].to(torch.int64)
-        sequences.lens = sequences.lens + result.num_emitted
+        result = verify_module.verify(logits, proposal, on_host(rows), self.rule)
+        token_ids, num_emitted = result.token_ids, result.num_emitted
+        for j in range(token_ids.shape[1]):
+            emitted = (j < num_emitted).nonzero().squeeze(1)
+            sequences.tokens[emitted, 2 + sequences.lens[emitted] + j] = token_ids[emitted, j].to(torch.int64)
+        sequences.lens = sequences.lens + num_emitted
 
     def _draft(self, position: int, logits: torch.Tensor, rows: SamplingRows) -> tuple[torch.Tensor, torch.Tensor]:
         if self.script is not None:

@@ -3,14 +3,13 @@
 `executor/step.py` applies a plan here first and commits its verification here last. Nothing else changes a `Slot`.
 """
 
-import torch
+from itertools import takewhile
 
 from paceline.core.draft import DraftProposal
 from paceline.core.plan import Admission, SpanKind, StepPlan
 from paceline.core.slot import Slot
 from paceline.core.verification import Verification
 from paceline.executor.grammar import Grammars
-from paceline.speculative.rows import host_int_rows, host_ints
 
 
 class SlotTable:
@@ -34,15 +33,13 @@ class SlotTable:
 
     def commit(self, plan: StepPlan, verification: Verification) -> list[tuple[int, ...]]:
         """Append what verification emitted to every slot; returns the new tokens of each span, in order."""
-        emitted = host_ints(verification.num_emitted)
-        tokens = host_int_rows(verification.token_ids)
         new_tokens: list[tuple[int, ...]] = []
-        for span, count, row in zip(plan.spans, emitted, tokens, strict=True):
+        for span, tokens in zip(plan.spans, verification.tokens_host, strict=True):
             slot = self.slots[span.slot]
-            new = tuple(row[:count])
+            new = tuple(tokens)
             # A prompt chunk's KV ends with the chunk; in decode it ends before the newest token, whose KV the next step writes.
             slot.num_computed_tokens = (
-                span.start + span.num_new_tokens if span.kind is SpanKind.PREFILL else len(slot.token_ids) + count - 1
+                span.start + span.num_new_tokens if span.kind is SpanKind.PREFILL else len(slot.token_ids) + len(new) - 1
             )
             slot.append(new)
             new_tokens.append(new)
@@ -62,18 +59,9 @@ class SlotTable:
         )
 
 
-def drafts_by_row(proposal: DraftProposal) -> list[list[int]]:
-    """The proposal's draft tokens as host lists, one per span."""
-    return [row[:count] for row, count in zip(host_int_rows(proposal.token_ids), host_ints(proposal.lens), strict=True)]
-
-
 def within_vocabulary(proposal: DraftProposal, vocab_size: int) -> DraftProposal:
     """The proposal with each row cut before the first id that is no token of the target; a drafter may be another program."""
-    if proposal.token_ids.numel() == 0:
+    if all(0 <= token_id < vocab_size for draft in proposal.drafts_host for token_id in draft):
         return proposal
-    token_ids = proposal.token_ids
-    if all(0 <= token_id < vocab_size for row in host_int_rows(token_ids) for token_id in row):
-        return proposal
-    is_token = (token_ids >= 0) & (token_ids < vocab_size)
-    lens = torch.minimum(proposal.lens, is_token.to(torch.int32).cumprod(1).sum(1).to(torch.int32))
-    return DraftProposal(torch.where(is_token, token_ids, 0), lens, proposal.probs)
+    cut = [list(takewhile(lambda token_id: 0 <= token_id < vocab_size, draft)) for draft in proposal.drafts_host]
+    return DraftProposal(cut, proposal.probs)

@@ -13,13 +13,13 @@ from paceline.core.kv import KvPages
 from paceline.core.outcome import SlotOutcome, StepOutcome, StepStats
 from paceline.core.plan import Span, SpanKind, StepPlan
 from paceline.core.slot import Slot
-from paceline.executor.slots import SlotTable, drafts_by_row, within_vocabulary
+from paceline.executor.slots import SlotTable, within_vocabulary
 from paceline.forward.forward import Forward
 from paceline.forward.inputs import RowInput, build_batch
 from paceline.speculative.adjust import AdjustedRows, adjust
 from paceline.speculative.drafter import Drafter
 from paceline.speculative.logprobs import token_logprobs
-from paceline.speculative.rows import host_ints, sampling_rows
+from paceline.speculative.rows import host_rows
 from paceline.speculative.verify import Rule, verify
 
 
@@ -55,20 +55,19 @@ def run_step(plan: StepPlan, slots: SlotTable, drafter: Drafter, target: Target)
     applied_s = time.perf_counter()
     proposed = drafter.propose(plan, slots.slots)
     proposal = within_vocabulary(proposed, target.forward.spec.vocab_size)
-    drafts = drafts_by_row(proposal)  # on the host: by now the drafter is done
     proposed_s = time.perf_counter()
-    runs = _span_runs(plan, slots, drafts)
+    runs = _span_runs(plan, slots, proposal.drafts_host)
     rows = [_row_input(run) for run in runs]
     result = target.forward.run(build_batch(rows, target.kv.page_size), target.kv)
     forwarded_s = time.perf_counter()
-    params = sampling_rows(plan.spans, slots.slots)
+    params = host_rows(plan.spans, slots.slots)
     verification = verify(_judged_logits(runs, result.logits), proposal, params, target.rule)
     new_tokens = slots.commit(plan, verification)
     committed_s = time.perf_counter()
     drafter.observe(plan, slots.slots, verification, result.hidden)
     observed_s = time.perf_counter()
     # Drafts that are no tokens were proposed all the same, and none of them stood: the scheduler judges the drafter by that.
-    num_proposed = host_ints(proposed.lens)
+    num_proposed = [len(draft) for draft in proposed.drafts_host]
     outcomes = tuple(
         _outcome(run, new, result.logits, drafter, num_drafted)
         for run, new, num_drafted in zip(runs, new_tokens, num_proposed, strict=True)

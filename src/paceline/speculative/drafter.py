@@ -84,14 +84,4 @@ def within_grammar(slot: Slot, draft: list[int], draft_budget: int) -> list[int]
 
 def empty_proposal(num_rows: int) -> DraftProposal:
     """A proposal of length 0 for every row: plain decoding."""
-    return DraftProposal(torch.zeros((num_rows, 0), dtype=torch.int32), torch.zeros(num_rows, dtype=torch.int32), None)
-
-
-def proposal_from_lists(drafts: list[list[int]]) -> DraftProposal:
-    """A proposal of one-hot drafts from host lists, one per span."""
-    lens = [len(row) for row in drafts]
-    width = max(lens, default=0)
-    if width == 0:
-        return empty_proposal(len(drafts))
-    padded = [row + [0] * (width - len(row)) for row in drafts]
-    return DraftProposal(torch.tensor(padded, dtype=torch.int32), torch.tensor(lens, dtype=torch.int32), None)
+    return DraftProposal([[] for _ in range(num_rows)])

@@ -1,4 +1,4 @@
-"""Sampling parameters as tensors: from slots to one row per span, and from spans to one row per wanted logits row.
+"""Sampling parameters: from slots to one row per span, from these to tensors, and to one row per wanted logits row.
 
 Called by the executor and by drafters that draw with the request's own parameters.
 """
@@ -12,19 +12,22 @@ import torch
 from paceline.core.plan import Span
 from paceline.core.request import SamplingParams
 from paceline.core.slot import Slot
-from paceline.core.verification import SamplingRows
+from paceline.core.verification import HostRows, SamplingRows
 
 
-def sampling_rows(spans: Sequence[Span], slots: Mapping[int, Slot]) -> SamplingRows:
+def host_rows(spans: Sequence[Span], slots: Mapping[int, Slot]) -> HostRows:
     """One row per span, in order; `output_index` is that of the next token to be committed."""
     of_span = [slots[span.slot] for span in spans]
-    params = [slot.sampling for slot in of_span]
+    return HostRows([slot.sampling for slot in of_span], [slot.num_output_tokens for slot in of_span], [span.emits for span in spans])
+
+
+def sampling_rows(rows: HostRows) -> SamplingRows:
+    """The same as tensors."""
+    params = rows.sampling
     # Two tensors and their rows instead of six: to make one takes as long as everything else here.
     numbers = np.array([[p.temperature for p in params], [p.top_p for p in params], [p.min_p for p in params]], np.float32)
     temperature, top_p, min_p = torch.as_tensor(numbers).unbind()
-    integers = np.array(
-        [[p.top_k for p in params], [_seed_bits(p) for p in params], [slot.num_output_tokens for slot in of_span]], np.int64
-    )
+    integers = np.array([[p.top_k for p in params], [_seed_bits(p) for p in params], rows.output_index], np.int64)
     top_k, seed, output_index = torch.as_tensor(integers).unbind()
     return SamplingRows(
         temperature=temperature,
@@ -33,8 +36,8 @@ def sampling_rows(spans: Sequence[Span], slots: Mapping[int, Slot]) -> SamplingR
         min_p=min_p,
         seed=seed,
         output_index=output_index,
-        emits=torch.as_tensor(np.array([span.emits for span in spans], np.bool_)),
-        any_sampled=any(p.temperature > 0 for p in params),
+        emits=torch.as_tensor(np.array(rows.emits, np.bool_)),
+        any_sampled=rows.any_sampled,
     )
 
 

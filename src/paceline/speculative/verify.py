@@ -11,11 +11,11 @@ from enum import StrEnum
 import torch
 
 from paceline.core.draft import DraftProposal
-from paceline.core.verification import SamplingRows, Verification
+from paceline.core.verification import HostRows, SamplingRows, Verification
 from paceline.speculative.contenders import find_contenders
 from paceline.speculative.noise import NOISE_SPREAD, Purpose, gumbel, gumbel_all, uniforms
 from paceline.speculative.process import Candidates, cut_candidates, is_cut, open_logits, process_logits, row_totals
-from paceline.speculative.rows import host_int_rows, host_ints, select_rows
+from paceline.speculative.rows import host_ints, sampling_rows, select_rows
 
 _CHUNK_ELEMENTS = 1 << 19
 """Logits of sampled rows that are processed at once: bounds the f64 temporaries to a few times 4 MiB, whatever the batch."""
@@ -38,11 +38,11 @@ class _Layout:
     position: torch.Tensor  # [R] i64: j in 0 .. lens[b]
     is_draft: torch.Tensor  # [R] bool: j < lens[b]
     drafts: torch.Tensor  # [R] i64: token_ids[b, j]; 0 at j = lens[b]
-    emits: torch.Tensor  # [B] bool
+    num_rows: int  # B
     num_columns: int  # K + 1
 
 
-def verify(logits: torch.Tensor, proposal: DraftProposal, rows: SamplingRows, rule: Rule) -> Verification:
+def verify(logits: torch.Tensor, proposal: DraftProposal, rows: HostRows, rule: Rule) -> Verification:
     """Judge a proposal: each emitting row yields its accepted drafts and exactly one more token.
 
     `logits` `[R, V]` f32: `lens[b] + 1` consecutive rows for each emitting row b, none for the others. Under `coupled` the tokens equal
@@ -50,10 +50,11 @@ def verify(logits: torch.Tensor, proposal: DraftProposal, rows: SamplingRows, ru
     """
     if rule is Rule.COUPLED or not rows.any_sampled:
         return _verify_coupled(logits, proposal, rows)
-    layout = _layout(proposal, rows)
+    layout = _layout(proposal, rows, logits.device)
     assert logits.shape[0] == layout.row.numel(), f"{logits.shape[0]} logit rows for {layout.row.numel()} positions"
-    accepted = _accepted_by_ratio(logits, proposal, rows, layout)
-    return _finish_by_ratio(logits, proposal, rows, layout, accepted)
+    params = sampling_rows(rows)
+    accepted = _accepted_by_ratio(logits, proposal, params, layout)
+    return _finish_by_ratio(logits, proposal, params, layout, accepted)
 
 
 def choose(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
@@ -119,38 +120,33 @@ def _argmax(logits: torch.Tensor) -> torch.Tensor:
     return logits.argmax(1)
 
 
-def _verify_coupled(logits: torch.Tensor, proposal: DraftProposal, rows: SamplingRows) -> Verification:
+def _verify_coupled(logits: torch.Tensor, proposal: DraftProposal, rows: HostRows) -> Verification:
     """Take the target's own choices as far as the drafts agree with them, and one more.
 
     The bookkeeping is in host lists: for the few tokens of a step it costs a fifth of what small tensor ops cost.
     """
-    emits, drafts = host_ints(rows.emits), host_int_rows(proposal.token_ids)
-    num_drafts = host_ints(proposal.lens)
-    widths = [count + 1 if emit else 0 for count, emit in zip(num_drafts, emits, strict=True)]
+    drafts = proposal.drafts_host
+    widths = [len(draft) + 1 if emits else 0 for draft, emits in zip(drafts, rows.emits, strict=True)]
     assert logits.shape[0] == sum(widths), f"{logits.shape[0]} logit rows for {sum(widths)} positions"
-    if rows.any_sampled:
-        places = [(row, position) for row, width in enumerate(widths) for position in range(width)]
-        row, position = torch.tensor(places, dtype=torch.int64, device=logits.device).reshape(-1, 2).unbind(1)
-        rows = select_rows(rows, row, position)
-    choices = iter(host_ints(choose(logits, rows)))
-    num_columns = proposal.token_ids.shape[1] + 1
+    choices = _choices(logits, rows, widths)
     tokens: list[list[int]] = []
-    num_accepted: list[int] = []
+    first = 0
     for width, draft in zip(widths, drafts, strict=True):
-        own = [next(choices) for _ in range(width)]
         accepted = 0
-        while accepted < width - 1 and own[accepted] == draft[accepted]:
+        while accepted < width - 1 and choices[first + accepted] == draft[accepted]:
             accepted += 1
-        kept = own[: accepted + 1]
-        tokens.append(kept + [0] * (num_columns - len(kept)))
-        num_accepted.append(accepted)
-    num_emitted = [accepted + 1 if width else 0 for accepted, width in zip(num_accepted, widths, strict=True)]
-    device = logits.device
-    return Verification(
-        num_accepted=torch.tensor(num_accepted, dtype=torch.int32, device=device),
-        token_ids=torch.tensor(tokens, dtype=torch.int32, device=device).reshape(len(tokens), num_columns),
-        num_emitted=torch.tensor(num_emitted, dtype=torch.int32, device=device),
-    )
+        tokens.append(choices[first : first + accepted + 1] if width else [])
+        first += width
+    return Verification(tokens)
+
+
+def _choices(logits: torch.Tensor, rows: HostRows, widths: list[int]) -> list[int]:
+    """The target's own choice at each of `widths[b]` positions of every row, which are the rows of `logits`."""
+    if not rows.any_sampled:
+        return host_ints(_argmax(logits))
+    places = [(row, position) for row, width in enumerate(widths) for position in range(width)]
+    row, position = torch.tensor(places, dtype=torch.int64, device=logits.device).reshape(-1, 2).unbind(1)
+    return host_ints(choose(logits, select_rows(sampling_rows(rows), row, position)))
 
 
 def _choose_cut(head: Candidates, rows: SamplingRows) -> torch.Tensor:
@@ -215,7 +211,7 @@ def _finish_by_ratio(
             weights[rejected] = residual(weights[rejected], _draft_law(proposal, layout, part[rejected], logits.shape[1]))
             uniform[rejected] = uniforms(part_rows.seed[rejected], part_rows.output_index[rejected], Purpose.RESIDUAL)
         tokens[part] = pick_tokens(weights, uniform)
-    return _result(layout, accepted, tokens)
+    return _result(layout, num_accepted, tokens)
 
 
 def _draft_law(proposal: DraftProposal, layout: _Layout, part: torch.Tensor, vocab_size: int) -> torch.Tensor:
@@ -226,48 +222,46 @@ def _draft_law(proposal: DraftProposal, layout: _Layout, part: torch.Tensor, voc
     return q / row_totals(q)
 
 
-def _layout(proposal: DraftProposal, rows: SamplingRows) -> _Layout:
+def _layout(proposal: DraftProposal, rows: HostRows, device: torch.device) -> _Layout:
     # Host lists: for the batches of a server they cost a third of what the same bookkeeping costs in small tensor ops.
     row: list[int] = []
     position: list[int] = []
     is_draft: list[bool] = []
-    for b, (num_drafts, emits) in enumerate(zip(host_ints(proposal.lens), host_ints(rows.emits), strict=True)):
+    drafts: list[int] = []
+    for b, (draft, emits) in enumerate(zip(proposal.drafts_host, rows.emits, strict=True)):
         if emits:
-            row += [b] * (num_drafts + 1)
-            position += range(num_drafts + 1)
-            is_draft += [True] * num_drafts + [False]
-    device = proposal.token_ids.device
-    places = torch.tensor([row, position], dtype=torch.int64, device=device)
-    padded = torch.nn.functional.pad(proposal.token_ids, (0, 1))
+            row += [b] * (len(draft) + 1)
+            position += range(len(draft) + 1)
+            is_draft += [True] * len(draft) + [False]
+            drafts += [*draft, 0]
+    integers = torch.tensor([row, position, drafts], dtype=torch.int64, device=device)
     return _Layout(
-        row=places[0],
-        position=places[1],
+        row=integers[0],
+        position=integers[1],
         is_draft=torch.tensor(is_draft, dtype=torch.bool, device=device),
-        drafts=padded[places[0], places[1]].to(torch.int64),
-        emits=rows.emits,
-        num_columns=padded.shape[1],
+        drafts=integers[2],
+        num_rows=len(proposal.drafts_host),
+        num_columns=max(map(len, proposal.drafts_host), default=0) + 1,
     )
 
 
 def _num_accepted(layout: _Layout, accepted: torch.Tensor) -> torch.Tensor:
     """Length `[B]` i64 of each row's leading run of accepted drafts."""
     if layout.num_columns == 1:
-        return torch.zeros(layout.emits.numel(), dtype=torch.int64, device=accepted.device)
-    grid = torch.zeros((layout.emits.numel(), layout.num_columns), dtype=torch.int64, device=accepted.device)
+        return torch.zeros(layout.num_rows, dtype=torch.int64, device=accepted.device)
+    grid = torch.zeros((layout.num_rows, layout.num_columns), dtype=torch.int64, device=accepted.device)
     grid[layout.row, layout.position] = accepted.to(torch.int64)
     return grid.cumprod(1).sum(1)
 
 
-def _result(layout: _Layout, accepted: torch.Tensor, tokens: torch.Tensor) -> Verification:
+def _result(layout: _Layout, num_accepted: torch.Tensor, tokens: torch.Tensor) -> Verification:
     """Assemble from `tokens` `[R]`: the right token behind every run of accepted drafts, whatever stands after it."""
-    num_accepted = _num_accepted(layout, accepted)
-    token_ids = torch.zeros((layout.emits.numel(), layout.num_columns), dtype=torch.int32, device=tokens.device)
-    token_ids[layout.row, layout.position] = (tokens * (layout.position <= num_accepted[layout.row])).to(torch.int32)
-    return Verification(
-        num_accepted=num_accepted.to(torch.int32),
-        token_ids=token_ids,
-        num_emitted=((num_accepted + 1) * layout.emits).to(torch.int32),
-    )
+    kept: list[list[int]] = [[] for _ in range(layout.num_rows)]
+    counts = host_ints(num_accepted)
+    for row, position, token in zip(host_ints(layout.row), host_ints(layout.position), host_ints(tokens), strict=True):
+        if position <= counts[row]:
+            kept[row].append(token)
+    return Verification(kept)
 
 
 def _parts(wanted: torch.Tensor, logits: torch.Tensor, rows: SamplingRows) -> Iterator[tuple[torch.Tensor, torch.Tensor, SamplingRows]]:

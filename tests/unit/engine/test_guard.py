@@ -21,7 +21,6 @@ from paceline.core.verification import Verification
 from paceline.executor import step
 from paceline.executor.step import Target
 from paceline.forward.forward import Forward
-from paceline.speculative.drafter import proposal_from_lists
 from tests.fakes.token_engine import Engine, engine, make_models
 
 NUM_TOKENS = 160
@@ -65,7 +64,7 @@ class StagedDrafter:
     def propose(self, plan: StepPlan, slots: Mapping[int, Slot]) -> DraftProposal:
         drafts = [self._draft(slots[span.slot], span.draft_budget) for span in plan.spans]
         self._clock.now_s += self._delay_s if any(drafts) else 0.0
-        return proposal_from_lists(drafts)
+        return DraftProposal(drafts)
 
     def _draft(self, slot: Slot, budget: int) -> list[int]:
         if slot.num_output_tokens >= self._becomes_good:

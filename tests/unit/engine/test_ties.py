@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from paceline.core.request import Request, SamplingParams
-from paceline.core.verification import SamplingRows
 from paceline.speculative import process, verify
 from paceline.speculative.drafter import DRAFTERS
 from tests.fakes.slow_sampler import slow_choice
@@ -71,12 +70,12 @@ def test_the_lowest_id_wins(option: str) -> None:
 
 def greedy_by_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several rows at once give the highest of equal ids."""
-    honest = verify.choose
+    honest = verify._argmax
 
-    def choose(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
-        return honest(logits, rows) if len(logits) == 1 else VOCAB_SIZE - 1 - logits.flip(1).argmax(1)
+    def argmax(logits: torch.Tensor) -> torch.Tensor:
+        return honest(logits) if len(logits) == 1 else VOCAB_SIZE - 1 - logits.flip(1).argmax(1)
 
-    monkeypatch.setattr(verify, "choose", choose)
+    monkeypatch.setattr(verify, "_argmax", argmax)
 
 
 def cuts_by_shape(monkeypatch: pytest.MonkeyPatch) -> None:

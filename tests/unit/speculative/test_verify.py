@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from paceline.core.draft import DraftProposal
-from paceline.core.verification import SamplingRows
+from paceline.core.verification import SamplingRows, Verification
 from paceline.speculative import verify as verify_module
 from paceline.speculative.noise import gumbel_all
 from paceline.speculative.process import process_logits
 from paceline.speculative.rows import select_rows
-from paceline.speculative.verify import Rule, choose, pick_tokens, residual, verify
+from paceline.speculative.verify import Rule, choose, pick_tokens, residual
+from tests.fakes.sampling_on_host import on_host
 from tests.fakes.toy_law import Options, Sequences, ToyDecoder, law_table, related_table, toy_table
 
 OPTIONS = {
@@ -129,14 +130,12 @@ def test_broken_logits_still_give_a_token_of_the_vocabulary() -> None:
         logits, rows = torch.full((len(MIXED), 11), value), mixed_rows(len(MIXED))
         chosen = choose(logits, rows)
         assert bool(((chosen >= 0) & (chosen < 11)).all())
-        result = verify(logits, proposal([[]] * len(MIXED), 0), rows, Rule.RATIO)
+        result = verify(logits, DraftProposal([[]] * len(MIXED)), rows, Rule.RATIO)
         assert bool(((result.token_ids >= 0) & (result.token_ids < 11)).all())
 
 
-def proposal(drafts: list[list[int]], width: int) -> DraftProposal:
-    padded = [row + [0] * (width - len(row)) for row in drafts]
-    lens = torch.tensor([len(row) for row in drafts], dtype=torch.int32)
-    return DraftProposal(torch.tensor(padded, dtype=torch.int32).view(len(drafts), width), lens, None)
+def verify(logits: torch.Tensor, drafts: DraftProposal, rows: SamplingRows, rule: Rule) -> Verification:
+    return verify_module.verify(logits, drafts, on_host(rows), rule)
 
 
 def peaked(tokens: list[int], vocab_size: int = 10) -> torch.Tensor:
@@ -149,33 +148,33 @@ def peaked(tokens: list[int], vocab_size: int = 10) -> torch.Tensor:
 def test_ragged_rows(rule: Rule, options: Options) -> None:
     rows = replace(mixed_rows(5, [options]), emits=torch.tensor([True, False, True, True, True]))
     wanted = [5, 6, 7, 1, 2, 8, 4, 4]  # rows 0 (2 drafts), 2 (1), 3 (0), 4 (1)
-    result = verify(peaked(wanted), proposal([[5, 6], [], [9], [], [4]], 3), rows, rule)
+    result = verify(peaked(wanted), DraftProposal([[5, 6], [], [9], [], [4]]), rows, rule)
     assert result.num_accepted.tolist() == [2, 0, 0, 0, 1]
     assert result.num_emitted.tolist() == [3, 0, 1, 1, 2]
-    assert result.token_ids.tolist() == [[5, 6, 7, 0], [0, 0, 0, 0], [1, 0, 0, 0], [8, 0, 0, 0], [4, 4, 0, 0]]
+    assert result.token_ids.tolist() == [[5, 6, 7], [0, 0, 0], [1, 0, 0], [8, 0, 0], [4, 4, 0]]
     assert result.token_ids.dtype == result.num_accepted.dtype == result.num_emitted.dtype == torch.int32
 
 
 @pytest.mark.parametrize("rule", Rule)
 def test_plain_decoding_is_an_empty_draft(rule: Rule) -> None:
     rows = mixed_rows(4)
-    result = verify(peaked([3, 1, 4, 1]), proposal([[]] * 4, 0), rows, rule)
+    result = verify(peaked([3, 1, 4, 1]), DraftProposal([[]] * 4), rows, rule)
     assert result.token_ids.tolist() == [[3], [1], [4], [1]]
     assert result.num_emitted.tolist() == [1, 1, 1, 1]
     idle = replace(rows, emits=torch.zeros(4, dtype=torch.bool))
-    assert verify(torch.zeros((0, 10)), proposal([[]] * 4, 0), idle, rule).num_emitted.tolist() == [0, 0, 0, 0]
+    assert verify(torch.zeros((0, 10)), DraftProposal([[]] * 4), idle, rule).num_emitted.tolist() == [0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("rule", Rule)
 def test_acceptance_stops_at_the_first_rejection(rule: Rule) -> None:
-    result = verify(peaked([1, 2, 3, 4]), proposal([[1, 9, 3]], 3), mixed_rows(1, [OPTIONS["temperature"]]), rule)
+    result = verify(peaked([1, 2, 3, 4]), DraftProposal([[1, 9, 3]]), mixed_rows(1, [OPTIONS["temperature"]]), rule)
     assert result.num_accepted.tolist() == [1]
-    assert result.token_ids.tolist() == [[1, 2, 0, 0]]
+    assert result.token_ids.tolist() == [[1, 2]]
 
 
 def test_a_missing_logit_row_is_our_own_error() -> None:
     with pytest.raises(AssertionError, match="2 logit rows for 3 positions"):
-        verify(peaked([1, 2]), proposal([[1, 2]], 2), mixed_rows(1), Rule.COUPLED)
+        verify(peaked([1, 2]), DraftProposal([[1, 2]]), mixed_rows(1), Rule.COUPLED)
 
 
 @pytest.mark.parametrize("num_drafts", [1, 3, 8])
@@ -279,7 +278,7 @@ def test_ratio_judges_greedy_rows_beside_sampled_ones_by_argmax() -> None:
     rows = mixed_rows(2, [Options(temperature=0.0), Options(top_k=1)])
     logits = torch.tensor([[0.0, 1.0, 0.9], [0.0, 0.9, 1.0]] * 2)
     probs = torch.tensor([[[0.0, 1.0, 0.0]], [[0.0, 0.5, 0.5]]])
-    result = verify(logits, DraftProposal(torch.tensor([[1], [2]], dtype=torch.int32), torch.tensor([1, 1]), probs), rows, Rule.RATIO)
+    result = verify(logits, DraftProposal([[1], [2]], probs), rows, Rule.RATIO)
     assert result.token_ids.tolist() == [[1, 2], [1, 0]]
 
 

@@ -16,7 +16,7 @@ from paceline.core.verification import SamplingRows, Verification
 from paceline.forward.inputs import RowInput, build_batch
 from paceline.speculative.adjust import AdjustedRows, adjust
 from paceline.speculative.drafter import DrafterSetup, empty_proposal
-from paceline.speculative.rows import host_int_rows, host_ints, sampling_rows, select_rows
+from paceline.speculative.rows import host_ints, host_rows, sampling_rows, select_rows
 from paceline.speculative.verify import Rule, choose, draw_drafts
 
 
@@ -90,20 +90,20 @@ class DraftModelDrafter:
 
     def _draft(self, spans: Sequence[Span], slots: Mapping[int, Slot], drafting: list[_DraftingRow], logits: torch.Tensor) -> DraftProposal:
         """Draw a draft for every drafting row, run those that are not the row's last, and repeat."""
-        rows = sampling_rows(spans, slots)
+        rows = sampling_rows(host_rows(spans, slots))
         width = max(row.num_drafts for row in drafting)
-        token_ids = torch.zeros((len(spans), width), dtype=torch.int32)
-        lens = torch.zeros(len(spans), dtype=torch.int32)
+        drafts_of: list[list[int]] = [[] for _ in spans]
         probs = torch.zeros((len(spans), width, self._vocab_size)) if self._rule is Rule.RATIO and rows.any_sampled else None
         for position in range(width):
             indices = torch.tensor([row.index for row in drafting])
             if any(slots[row.slot].sampling.adjusts_logits for row in drafting):
-                logits = self._adjusted(logits, slots, drafting, host_int_rows(token_ids[indices, :position]))
-            drafts = self._draw(logits, select_rows(rows, indices, position), indices, position, probs)
-            _force(drafts, drafting, position, probs)
-            token_ids[indices, position] = drafts.to(torch.int32)
-            lens[indices] += 1
-            going_on = [(row, draft) for row, draft in zip(drafting, host_ints(drafts), strict=True) if row.num_drafts > position + 1]
+                logits = self._adjusted(logits, slots, drafting, [drafts_of[row.index] for row in drafting])
+            drawn = self._draw(logits, select_rows(rows, indices, position), indices, position, probs)
+            _force(drawn, drafting, position, probs)
+            drafts = host_ints(drawn)
+            for row, draft in zip(drafting, drafts, strict=True):
+                drafts_of[row.index].append(draft)
+            going_on = [(row, draft) for row, draft in zip(drafting, drafts, strict=True) if row.num_drafts > position + 1]
             if not going_on:
                 break
             inputs = [RowInput(self._known([draft]), row.length + position, slots[row.slot].page_ids, 1) for row, draft in going_on]
@@ -111,7 +111,7 @@ class DraftModelDrafter:
             drafting = [row for row, _ in going_on]
             for row in drafting:
                 self._num_computed[row.slot] = row.length + position + 1
-        return DraftProposal(token_ids, lens, probs)
+        return DraftProposal(drafts_of, probs)
 
     def _adjusted(
         self, logits: torch.Tensor, slots: Mapping[int, Slot], drafting: list[_DraftingRow], drafts: list[list[int]]

@@ -12,7 +12,7 @@ from paceline.core.draft import DraftProposal
 from paceline.core.plan import StepPlan
 from paceline.core.slot import Slot
 from paceline.core.verification import Verification
-from paceline.speculative.drafter import DrafterSetup, proposal_from_lists, within_grammar
+from paceline.speculative.drafter import DrafterSetup, within_grammar
 
 
 class NgramDrafter:
@@ -41,7 +41,7 @@ class NgramDrafter:
                 index = self._index_of_slot[span.slot] = NgramIndex(slot.prediction_token_ids)
             draft = index.continuation(slot.token_ids, span.draft_budget)
             drafts.append(within_grammar(slot, draft or predicted_start(slot, span.draft_budget), span.draft_budget))
-        return proposal_from_lists(drafts)
+        return DraftProposal(drafts)
 
     def observe(self, plan: StepPlan, slots: Mapping[int, Slot], verification: Verification, hidden: torch.Tensor) -> None:
         pass  # new tokens are read from the slot at the next proposal

@@ -9,7 +9,7 @@ from paceline.core.slot import Slot
 from paceline.core.verification import SamplingRows, Verification
 from paceline.speculative.drafter import DrafterSetup, DraftModel
 from paceline.speculative.drafters.draft_model import DraftModelDrafter
-from paceline.speculative.rows import sampling_rows, select_rows
+from paceline.speculative.rows import host_rows, sampling_rows, select_rows
 from paceline.speculative.verify import Rule, choose, draw_drafts
 from tests.fakes.drafter_driver import DrafterDriver, Work
 from tests.fakes.toy_forward import ToyForward
@@ -40,7 +40,7 @@ class Pair:
     def expected(self, slot: int, num_drafts: int) -> list[int]:
         """Drafts by definition: one token at a time on the true prefix, by the request's own parameters."""
         state, drafts = self.driver.slots[slot], list[int]()
-        rows = sampling_rows([Span(slot, SpanKind.DECODE, 0, 0, 1, 0, 0, emits=True)], self.driver.slots)
+        rows = sampling_rows(host_rows([Span(slot, SpanKind.DECODE, 0, 0, 1, 0, 0, emits=True)], self.driver.slots))
         for j in range(num_drafts):
             logits = self.model.prefix_logits([*state.token_ids, *drafts]).unsqueeze(0)[:, : self.driver.target.spec.vocab_size]
             drafts.append(int(self.draw(logits, select_rows(rows, torch.tensor([0]), j))))
@@ -64,7 +64,7 @@ def test_drafts_are_the_models_own_on_the_true_prefix(rule: Rule, sampling: Samp
         expected = [pair.expected(slot, budget) for slot, budget in enumerate(budgets)]
         before = [len(pair.driver.slots[slot].token_ids) for slot in range(3)]
         proposal = pair.driver.step([Work(slot, budget) for slot, budget in enumerate(budgets)])
-        assert [row[: int(n)] for row, n in zip(proposal.token_ids.tolist(), proposal.lens, strict=True)] == expected
+        assert proposal.drafts_host == expected
         for slot, budget in enumerate(budgets):
             accepted = len(pair.driver.slots[slot].token_ids) - before[slot] - 1
             num_accepted += accepted
@@ -121,7 +121,7 @@ def test_ratio_hands_over_the_law_it_drew_from() -> None:
     assert proposal.probs is not None
     assert proposal.probs.shape == (2, 2, 15)
     logits = pair.model.prefix_logits(PROMPT).unsqueeze(0)
-    q = draw_drafts(logits, select_rows(sampling_rows(plan.spans, pair.driver.slots), torch.tensor([0])))[1]
+    q = draw_drafts(logits, select_rows(sampling_rows(host_rows(plan.spans, pair.driver.slots)), torch.tensor([0])))[1]
     assert torch.equal(proposal.probs[0, 0, :12], q[0])
     assert proposal.probs[1, 0].tolist() == [float(i == int(logits.argmax())) for i in range(15)]
 
@@ -170,6 +170,6 @@ def test_a_span_that_emits_nothing_keeps_its_count() -> None:
     pair.driver.admit(0, PROMPT, GREEDY)
     plan = pair.driver.plan([Work(0, prefill_end=9, catch_up=9)])
     pair.drafter.propose(plan, pair.driver.slots)
-    nothing = Verification(torch.zeros(1, dtype=torch.int32), torch.zeros((1, 1), dtype=torch.int32), torch.zeros(1, dtype=torch.int32))
+    nothing = Verification([[]])
     pair.drafter.observe(plan, pair.driver.slots, nothing, torch.zeros((9, 1)))
     assert pair.drafter.num_computed_tokens(0) == 9
