@@ -76,7 +76,7 @@ class LLM:
         """
         each = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else list(sampling)
         requests = [self._request(prompt, params, max_draft_length) for prompt, params in zip(prompts, each, strict=True)]
-        with self._running(requests):
+        with self._running(requests), self._loop.inference():
             return [self._output(request, list(self._deltas(request))) for request in requests]
 
     def stream(self, prompt: str | Sequence[int], sampling: SamplingParams, max_draft_length: int | None = None) -> Iterator[TokenDelta]:

@@ -13,6 +13,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -112,6 +113,10 @@ class EngineLoop:
         last_step_s = stats.last_step_s if self._scheduler.has_unfinished else stats.time_s
         return replace(stats, num_waiting=stats.num_waiting + len(self._preparing), last_step_s=last_step_s)
 
+    def inference(self) -> AbstractContextManager[object]:
+        """See `Executor.inference`."""
+        return self._executor.inference()
+
     def close(self) -> None:
         """Let go of work beside the steps that would keep the process from ending."""
         self._executor.close()
@@ -158,7 +163,8 @@ def _load_and_run(port: "EnginePort", is_orphan: Callable[[], bool]) -> int:
     gc.freeze()  # the loaded model never becomes garbage; keep it out of every later collection
     port.send(wire.Ready(facts))
     try:
-        _run(loop, port, is_orphan)
+        with loop.inference():
+            _run(loop, port, is_orphan)
     except Exception as error:  # every stream must end with the reason before the process does
         traceback.print_exc()
         reason = _failure_reason(error)

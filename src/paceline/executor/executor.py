@@ -5,6 +5,7 @@ Loading lives in `executor/load.py`. On the CPU a step runs when it is submitted
 
 from collections import deque
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from typing import cast
 
 import torch
@@ -40,9 +41,16 @@ class Executor:
     def close(self) -> None:
         self._slots.grammars.close()
 
+    def inference(self) -> AbstractContextManager[object]:
+        """What a thread that runs nothing but steps may be in throughout; to enter it for each step takes a noticeable part of one."""
+        return torch.inference_mode()
+
     def submit(self, plan: StepPlan) -> None:
-        with torch.inference_mode():
-            self._outcomes.append(run_step(plan, self._slots, self._drafter, self._target))
+        if not torch.is_inference_mode_enabled():
+            with self.inference():
+                return self.submit(plan)
+        self._outcomes.append(run_step(plan, self._slots, self._drafter, self._target))
+        return None
 
     def run_apart(self, plan: StepPlan) -> StepOutcome:
         """Run a plan on slots of its own, which no request will see. Only before the first `submit`: it writes into pages."""

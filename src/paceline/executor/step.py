@@ -119,7 +119,8 @@ def _row_input(run: _SpanRun) -> RowInput:
 
 def _judged_logits(runs: Sequence[_SpanRun], logits: torch.Tensor) -> torch.Tensor:
     """The rows that verification takes, under each request's penalties, bias and bans."""
-    adjusted = adjust(logits, [AdjustedRows(run.first_judged, run.num_judged, run.slot, run.drafts) for run in runs])
+    asking = (run for run in runs if run.slot.sampling.adjusts_logits)
+    adjusted = adjust(logits, [AdjustedRows(run.first_judged, run.num_judged, run.slot, run.drafts) for run in asking])
     if all(run.num_logits == run.num_judged for run in runs):
         return adjusted
     return adjusted[[row for run in runs for row in range(run.first_judged, run.first_judged + run.num_judged)]]

@@ -10,7 +10,7 @@ from enum import IntEnum
 from functools import cache
 from pathlib import Path
 
-ABI = 1  # PL_ABI
+ABI = 2  # PL_ABI
 TILE_ROWS = 16  # PL_TILE_ROWS: rows that are packed together
 GROUP = 32  # PL_GROUP: inputs that share a scale
 DATA_ALIGNMENT = 64  # bytes, of a packed matrix
@@ -115,6 +115,7 @@ _SIGNATURES: dict[str, tuple[_Simple | None, tuple[_Simple, ...]]] = {
     "pl_quantise": (None, (c_void_p, c_int32, c_void_p, c_void_p, c_void_p)),
     "pl_linear": (c_int32, (c_void_p, c_void_p, c_void_p, c_int32, c_void_p)),
     "pl_contenders": (c_int32, (c_void_p, c_int32, c_double, c_uint64, c_uint32, c_void_p, c_void_p, c_int32)),
+    "pl_argmax": (c_int32, (c_void_p, c_int32)),
 }
 
 
@@ -180,6 +181,11 @@ class Library:
     def linear(self, pool: int, matrix: Matrix, x: int, num_rows: int, out: int) -> int:
         """The product of `x` float32 `[num_rows, k]` into `out` float32 `[num_rows, rows]`; 0 when it is done."""
         return int(self._handle.pl_linear(pool, ctypes.byref(matrix), x, num_rows, out))
+
+    def argmax(self, logits: int, vocab_size: int) -> int | None:
+        """The lowest id of the largest of `logits` float32 `[vocab_size]`; None if one of them is not finite."""
+        found = int(self._handle.pl_argmax(logits, vocab_size))
+        return None if found < 0 else found
 
     def contenders(self, logits: int, vocab_size: int, temperature: float, seed: int, index: int) -> list[int] | None:
         """The ids that can win the coupled choice over `logits` float32 `[vocab_size]`, rising; None if C cannot tell."""

@@ -9,7 +9,7 @@
 
 #include <stdint.h>
 
-#define PL_ABI 1          /* library.py refuses another number */
+#define PL_ABI 2          /* library.py refuses another number */
 #define PL_TILE_ROWS 16   /* output rows that are packed and computed together */
 #define PL_GROUP 32       /* consecutive inputs that share a scale, of weights and of activations alike */
 
@@ -124,6 +124,9 @@ int32_t pl_linear(pl_pool *pool, const pl_matrix *matrix, const float *x, int32_
  * logits are not finite. temperature > 0, capacity > 0. */
 int32_t pl_contenders(
     const float *logits, int32_t vocab, double temperature, uint64_t seed, uint32_t index, int32_t *ids, double *scores, int32_t capacity);
+
+/* The lowest id of the largest of logits [vocab], or -1 if one of them is not finite. */
+int32_t pl_argmax(const float *logits, int32_t vocab);
 
 #pragma GCC visibility pop
 

@@ -136,6 +136,17 @@ static int enter(contest *c, int32_t id, float logit, uint32_t word)
     return 0;
 }
 
+int32_t pl_argmax(const float *logits, int32_t vocab)
+{
+    float most = largest(logits, vocab);
+    int32_t id = 0;
+    if (!isfinite(most))
+        return -1;
+    while (logits[id] != most)
+        id++;
+    return id;
+}
+
 int32_t pl_contenders(
     const float *logits, int32_t vocab, double temperature, uint64_t seed, uint32_t index, int32_t *ids, double *scores, int32_t capacity)
 {

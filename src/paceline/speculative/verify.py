@@ -13,6 +13,7 @@ import torch
 from paceline.core.draft import DraftProposal
 from paceline.core.verification import HostRows, SamplingRows, Verification
 from paceline.speculative.contenders import find_contenders
+from paceline.speculative.host_choice import choose_on_host
 from paceline.speculative.noise import NOISE_SPREAD, Purpose, gumbel, gumbel_all, uniforms
 from paceline.speculative.process import Candidates, cut_candidates, is_cut, open_logits, process_logits, row_totals
 from paceline.speculative.rows import host_ints, sampling_rows, select_rows
@@ -142,6 +143,9 @@ def _verify_coupled(logits: torch.Tensor, proposal: DraftProposal, rows: HostRow
 
 def _choices(logits: torch.Tensor, rows: HostRows, widths: list[int]) -> list[int]:
     """The target's own choice at each of `widths[b]` positions of every row, which are the rows of `logits`."""
+    chosen = choose_on_host(logits, rows, widths)
+    if chosen is not None:
+        return chosen
     if not rows.any_sampled:
         return host_ints(_argmax(logits))
     places = [(row, position) for row, width in enumerate(widths) for position in range(width)]

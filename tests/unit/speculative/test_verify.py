@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from paceline.core.draft import DraftProposal
-from paceline.core.verification import SamplingRows, Verification
+from paceline.core.verification import HostRows, SamplingRows, Verification
+from paceline.native import library
 from paceline.speculative import verify as verify_module
 from paceline.speculative.noise import gumbel_all
 from paceline.speculative.process import process_logits
@@ -53,6 +54,7 @@ def random_logits(num_rows: int, vocab_size: int, spread: float = 3.0) -> torch.
 
 def set_noise(monkeypatch: pytest.MonkeyPatch, some: Callable[..., torch.Tensor], every: Callable[..., torch.Tensor]) -> None:
     """Noise of the test's own instead of Philox's, which the search for contenders draws by itself."""
+    monkeypatch.setattr(verify_module, "choose_on_host", lambda *_: None)
     monkeypatch.setattr(verify_module, "find_contenders", lambda logits, rows: None)
     monkeypatch.setattr(verify_module, "gumbel", some)
     monkeypatch.setattr(verify_module, "gumbel_all", every)
@@ -262,8 +264,19 @@ def greedy_laws(table: torch.Tensor) -> torch.Tensor:
 def test_mutation_noise_by_draft_position_is_not_plain_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
     target = toy_table(11, seed=2)
     plain = decode(ToyDecoder(target, target, OPTIONS["temperature"], Rule.COUPLED, 0), 24)
-    monkeypatch.setattr(verify_module, "select_rows", lambda rows, row, offset=0: select_rows(rows, row))
-    assert not torch.equal(decode(ToyDecoder(target, target, OPTIONS["temperature"], Rule.COUPLED, 3), 24), plain)
+    with monkeypatch.context() as planted:
+        planted.setattr(verify_module, "choose_on_host", lambda *_: None)
+        planted.setattr(verify_module, "select_rows", lambda rows, row, offset=0: select_rows(rows, row))
+        mistaken = decode(ToyDecoder(target, target, OPTIONS["temperature"], Rule.COUPLED, 3), 24)
+    assert not torch.equal(mistaken, plain)
+    if isinstance(library.load(), library.Library):
+        honest = verify_module.choose_on_host
+
+        def at_first_index(logits: torch.Tensor, rows: HostRows, widths: list[int]) -> list[int] | None:
+            return honest(logits, replace(rows, output_index=[0] * len(widths)), widths)
+
+        monkeypatch.setattr(verify_module, "choose_on_host", at_first_index)
+        assert not torch.equal(decode(ToyDecoder(target, target, OPTIONS["temperature"], Rule.COUPLED, 3), 24), plain)
 
 
 @pytest.mark.parametrize("num_drafts", [1, 4])
