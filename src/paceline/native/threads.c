@@ -70,6 +70,14 @@ static inline int has_task(uint64_t word)
     return taken_of(word) < tasks_of(word);
 }
 
+/* Which task a ticket is for. Threads that keep pace take every num_threads-th ticket, so each of them goes through a stretch of its own,
+ * and what it asks for ahead of one task belongs to its next. */
+static inline int32_t task_of(uint32_t ticket, uint32_t num_tasks, uint32_t num_threads)
+{
+    const uint32_t stretch = ticket % num_threads, rest = num_tasks % num_threads;
+    return (int32_t)(stretch * (num_tasks / num_threads) + (stretch < rest ? stretch : rest) + ticket / num_threads);
+}
+
 static int64_t now_ns(void)
 {
     struct timespec now;
@@ -140,7 +148,7 @@ static void run_tasks(pl_pool *pool, uint64_t word, int32_t thread)
     const uint32_t num_tasks = tasks_of(word);
     uint32_t num_run = 0;
     do {
-        phase->run(phase->context, (int32_t)taken_of(word), thread);
+        phase->run(phase->context, task_of(taken_of(word), num_tasks, (uint32_t)pool->num_threads), thread);
         num_run++;
         word = atomic_fetch_add_explicit(&pool->word, 1, memory_order_acq_rel); /* still this phase: its count lacks num_run */
     } while (has_task(word));
