@@ -15,7 +15,7 @@ from paceline.prove.certificate.options import CertifyOptions
 from paceline.prove.datasets.prompt import Dataset
 from paceline.prove.judgement import Objectives
 from paceline.prove.plan import MIN_BLOCKS, Plan, ReplayMode
-from paceline.prove.replay import read_recording
+from paceline.prove.record import RecordedConversation
 
 T = TypeVar("T")
 
@@ -121,7 +121,7 @@ def plan_of(config: ProveConfig, url: str, dataset: Dataset) -> Plan:
         timeout_s=config.timeout,
         ignore_eos=config.ignore_eos,
         replay=ReplayMode(config.replay) if config.replay in _REPLAY_MODES else ReplayMode.ON,
-        recording=() if config.replay in _REPLAY_MODES else read_recording(Path(config.replay), dataset),
+        recording=_recording(config, dataset),
         num_gpus=config.gpus,
     )
 
@@ -166,6 +166,14 @@ def certify_options_of(config: ProveConfig) -> CertifyOptions:
 def num_prompts_of(config: ProveConfig) -> int | None:
     """Requests per category; None for all."""
     return config.num_prompts if config.num_prompts is not None else QUICK_PROMPTS if config.quick else None
+
+
+def _recording(config: ProveConfig, dataset: Dataset) -> tuple[RecordedConversation, ...]:
+    if config.replay in _REPLAY_MODES:
+        return ()
+    from paceline.prove.replay import read_recording  # brings msgspec, which `--help` can do without
+
+    return read_recording(Path(config.replay), dataset)
 
 
 def rates(name: str, text: str) -> tuple[float, ...]:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from paceline.prove.pairing import compare
 from paceline.prove.record import Arm, Phase
+from paceline.prove.results import Work
 from tests.fakes.answers import answer, block_run
 
 WHOLE = [answer(arm, block=block, question_id=str(block)) for block in range(3) for arm in Arm]
@@ -15,7 +16,9 @@ def test_whole_blocks_are_paired_by_question() -> None:
     assert (len(comparison.blocks), comparison.num_left_out) == (3, 0)
     assert [block.is_baseline_first for block in comparison.blocks] == [True, False, True]
     assert all(base.question_id == other.question_id and base.arm is not other.arm for b in comparison.blocks for base, other in b.pairs)
-    assert comparison.has_same_lengths
+    assert comparison.work is Work.IDENTICAL
+    longer = [replace(WHOLE[0], num_output_tokens=WHOLE[0].num_output_tokens + 1), *WHOLE[1:]]
+    assert compare(longer, RUNS)[0].work is Work.PER_TOKEN
 
 
 def test_a_failed_request_takes_its_block_out_of_both_arms() -> None:
