@@ -26,6 +26,7 @@ PROMPT_TOKENS = 32  # short: decoding is what is compared
 NUM_TOKENS = 64
 DELAY_S = 0.02
 LEAST_RATIO = 0.97
+LEAST_PAIRS = 20
 
 
 class SlowDrafter(NgramDrafter):
@@ -60,7 +61,7 @@ def guarded(name: str, drafter: type[Drafter], num_requests: int) -> Callable[[E
         num_steps = NUM_TOKENS - 1
         lost_steps = first_s[0] / (statistics.median(paired.b_s) / num_steps) - num_steps
         details = {
-            "passed": ratio[0] >= LEAST_RATIO and lost_steps <= MAX_LOST_STEPS + 0.01 * num_steps,
+            "passed": len(paired.a_s) >= LEAST_PAIRS and ratio[0] >= LEAST_RATIO and lost_steps <= MAX_LOST_STEPS + 0.01 * num_steps,
             "first_run_ratio": round(statistics.median(paired.b_s) / first_s[0], 3),
             "first_run_lost_steps": round(lost_steps, 1),
             "tok_s": round(num_requests * num_steps / statistics.median(paired.a_s), 2),

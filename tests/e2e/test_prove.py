@@ -73,9 +73,27 @@ def test_two_servers_that_sample_differently_are_given_equal_work(tiny_folder: P
     """One drafts under the rule that draws other samples of the same law; and the recording is played again in a second proof."""
     settings = [str(tiny_folder), "--dtype", "float32", "--kv-cache-memory-bytes", "8000000", "--threads", "1"]
     drafting = [*settings, "--draft", "ngram", "--speculation", "on", "--verification", "ratio"]
+    topics = (
+        "bread",
+        "rivers",
+        "bicycles",
+        "bridges",
+        "maps",
+        "winter",
+        "bees",
+        "clocks",
+        "sleep",
+        "salt",
+        "glass",
+        "wind",
+        "paper",
+        "tea",
+    )
+    prompts = [{"prompt": f"Say in one sentence why people care about {topic}, and who does not."} for topic in topics]
+    (tmp_path / "short.jsonl").write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))
     with serve(drafting) as fast, serve([*settings, "--draft", "none"]) as plain:
-        base = [sys.executable, "-m", "paceline.cli", "prove", "--url", fast.url, "--baseline-url", plain.url, "--category", "qa"]
-        base += ["--num-prompts", "16", "--concurrency", "1", "--max-tokens", "48", "--temperature", "1.0", "--num-blocks", "2"]
+        base = [sys.executable, "-m", "paceline.cli", "prove", "--url", fast.url, "--baseline-url", plain.url, "--data", "short.jsonl"]
+        base += ["--concurrency", "1", "--max-tokens", "48", "--temperature", "1.0", "--num-blocks", "2"]
         for more in (["--json", "first.json"], ["--json", "second.json", "--replay", "first.records.jsonl"]):
             done = subprocess.run([*base, *more], check=False, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S)
             assert done.returncode in (0, 1, 5), done.stdout + done.stderr

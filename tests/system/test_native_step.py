@@ -14,7 +14,7 @@ pytestmark = pytest.mark.system
 
 LIMIT_S = 300
 MISTAKES = {
-    "later keys are seen": ("attend.h", "visible < filled ? (int32_t)visible : filled", "filled"),
+    "later keys are seen": ("attend.h", "visible < count ? (int32_t)visible : count", "count"),
     "splits are merged in another order when they are tasks": (
         "attention.c",
         "for (int32_t split = 1; split < one->num_splits; split++)",

@@ -20,10 +20,10 @@ MAX_RANDOM_SHARE = 0.10
 
 def unfair_reasons(measurement: Measurement, comparisons: Sequence[Comparison], options: JudgeOptions) -> tuple[str, ...]:
     """Every reason that applies, each as a whole sentence; none: the comparison is fair."""
-    records = [record for record in measurement.records if record.phase is Phase.MEASURE]
+    asked = [record for record in measurement.records if record.phase in (Phase.MEASURE, Phase.SET_ASIDE)]
     found: list[str | None] = [
         _random_prompts(options),
-        _too_many_errors(records, options.max_error_rate),
+        _too_many_errors(asked, options.max_error_rate),
         _different_precision(measurement.servers),
         _different_hardware(measurement.servers),
         _lost_recording(measurement.records, options.max_error_rate),

@@ -50,7 +50,7 @@ async def measure(plan: Plan, journal: Journal, progress: Callable[[Progress], N
             client = await stack.enter_async_context(ChatClient(url, api_key, plan.timeout_s))
             meter = Meter(client)
             facts = await examine(client, meter, plan.model, probes_eos=plan.ignore_eos)
-            facts = replace(facts, num_gpus=plan.num_gpus or facts.num_gpus)
+            facts = replace(facts, num_gpus=facts.num_gpus or plan.num_gpus)
             return Side(client, meter, facts, None if facts.has_stream_usage else await TokenCounter.find(client, facts.model))
 
         speculative = await side(plan.base_url)

@@ -57,7 +57,7 @@ class ProveConfig:
     temperature: float = _option(0.0, "Of every request; above 0 each has a seed, the same in both arms.")
     ignore_eos: bool = _option(False, "Answers of full length, where the server can do that.")
     replay: str = _option("auto", "Record once and replay in both arms: auto (where their answers differ), on, off, or raw records.")
-    gpus: int | None = _option(None, "GPUs of each server, for throughput per GPU; unset: as the server says.")
+    gpus: int | None = _option(None, "GPUs of a server that does not say so itself, for throughput per GPU.")
     num_blocks: int = _option(MIN_BLOCKS, "Blocks of prompts at each concurrency; the arms alternate by block.")
     seed: int = _option(0, "Of everything random in the measurement.")
     timeout: float = _option(600.0, "Seconds for one request.")

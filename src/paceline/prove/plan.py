@@ -50,7 +50,7 @@ class Plan:
     warm_up_tokens: int = 32  # of each answer of a warm-up
     replay: ReplayMode = ReplayMode.AUTO
     recording: tuple[RecordedConversation, ...] = ()  # of an earlier measurement, to be played again; none: made anew if one is needed
-    num_gpus: int | None = None  # of each server; None: what it says itself
+    num_gpus: int | None = None  # of a server that does not say it itself
 
     def __post_init__(self) -> None:
         _check_range("concurrency", self.concurrencies, 1, MAX_CONCURRENCY)
@@ -63,6 +63,11 @@ class Plan:
         _check_range("timeout_s", (self.timeout_s,), 0.1, MAX_TIMEOUT_S)
         if self.num_gpus is not None:
             _check_range("gpus", (self.num_gpus,), 1, MAX_GPUS)
+        longest = max((turn.num_tokens for one in self.recording for turn in one.turns), default=0)
+        if longest > self.max_tokens:
+            raise BadInputError(
+                f"the recording has an answer of {longest:,} tokens, max_tokens is {self.max_tokens:,}; give --max-tokens {longest}"
+            )
         if not self.concurrencies and not self.rates_per_s:
             raise BadInputError("there is nothing to measure: give at least one concurrency or arrival rate")
         if not self.dataset.prompts:

@@ -7,6 +7,7 @@ read equal prompts and write equal numbers of tokens, and the ratio of their tot
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 import msgspec
 
@@ -89,18 +90,25 @@ def read_recording(path: Path, dataset: Dataset) -> tuple[RecordedConversation, 
 
     Raises NotFoundError if there is no such file, BadInputError if it holds no recording, or one of other prompts.
     """
-    notes = [note["recording"] for note in read_journal(path).notes if "recording" in note]
+    journal = read_journal(path)
+    notes = [note["recording"] for note in journal.notes if "recording" in note]
     try:
         found = {one.question_id: one for one in (msgspec.convert(note, RecordedConversation) for note in notes)}
     except msgspec.ValidationError as error:
         raise BadInputError(f"{path} was not written by this version of `prove`: {error}") from None
     if not found:
         raise BadInputError(f"{path} holds no recorded conversations: the arms gave the same tokens there, or could not be made to replay")
+    plans = [cast("dict[str, object]", note["plan"]) for note in journal.notes if "plan" in note]
+    if all(plan.get("dataset_sha256") != dataset.sha256 for plan in plans):
+        raise BadInputError(
+            f"{path} was recorded with other prompts than {dataset.label} gives here; "
+            "measure with the --data, --split, --category, --num-prompts and --seed of that time"
+        )
     turns = {name: one.turns for name, one in found.items()}
     missing = num_lost(dataset.prompts, turns)
     if missing > MAX_LOST_SHARE * len(dataset.prompts):
         raise BadInputError(
             f"{path} lacks {missing:,} of the {len(dataset.prompts):,} conversations of {dataset.label}; "
-            "measure with the --data, --split, --category, --num-prompts and --seed that it was recorded with"
+            "its recording was interrupted: record again"
         )
     return tuple(found[prompt.question_id] for prompt in dataset.prompts if prompt.question_id in found)

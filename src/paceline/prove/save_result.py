@@ -33,9 +33,9 @@ def save_result(folder: Path, measurement: Measurement, dataset: Dataset, enviro
         runs = [run for run in measurement.runs if run.phase == Phase.MEASURE]
         wall_s = sum(run.end_s - run.start_s for run in runs if (run.arm, run.concurrency, run.rate_per_s) == (arm, concurrency, rate))
         model, num_gpus = measurement.servers[arm].model, measurement.servers[arm].num_gpus
-        name = f"openai-chat-{f'{rate:g}' if rate else 'inf'}qps-concurrency{concurrency}-{Path(model).name}-{arm}"
+        name = f"openai-chat-{rate or 'inf'}qps-concurrency{concurrency}-{Path(model).name}-{arm}"
         written.append(_write(folder / f"{name}.json", [vllm_result(records, wall_s, model, num_gpus)]))
-        place = folder / "speed-bench" / (f"{arm}-rate{rate:g}" if rate else f"{arm}-concurrency{concurrency}")
+        place = folder / "speed-bench" / (f"{arm}-rate{rate}" if rate else f"{arm}-concurrency{concurrency}")
         for file, lines in speed_bench_files(records, wall_s, dataset, environment, num_gpus).items():
             written.append(_write(place / file, lines))
     return written

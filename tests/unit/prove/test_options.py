@@ -118,6 +118,7 @@ def test_what_is_replayed_is_a_mode_or_a_file(tmp_path: Path) -> None:
         check(ProveConfig(url=URL, replay="maybe"))
     file = tmp_path / "a.records.jsonl"
     with Journal(file) as journal:
+        journal.add_note(plan={"dataset_sha256": DATASET.sha256})
         for prompt in DATASET.prompts:
             journal.add_note(recording=RecordedConversation(prompt.question_id, (RecordedTurn("well", 7),) * len(prompt.turns)))
     check(ProveConfig(url=URL, replay=str(file)))
