@@ -26,6 +26,7 @@ from paceline.errors import BadInputError, EngineDeadError, MissingError
 
 _WATCH_INTERVAL_S = 0.2
 _CONNECT_INTERVAL_S = 0.02
+_MAX_LAST_LOOKS = 100  # at a reader that still hands out what an engine sent before it ended
 _MAX_MESSAGES_AT_ONCE = 8
 # Of reading and handing out one step's deltas: those of a thousand streams take 25 ms, which new requests and /metrics would wait at a
 # stretch. What is handed out is written to the connections after the slice, which takes as long again. Shorter slices cost more than they
@@ -99,6 +100,7 @@ class EngineClient:
             socket.setsockopt(zmq.LINGER, 0)
         self._in_now: zmq.SyncSocket = zmq.Socket(shadow=self._in)  # the same one, for what is there already
         self._outbox: list[wire.Submit | wire.Abort] = []
+        self._is_handing_out = False  # what was read last
         self._slice_end_s = 0.0  # time.monotonic() when the reader next lets other work in
         self._queues: dict[str, _Inbox] = {}
         self._stats = EngineStats()
@@ -252,7 +254,9 @@ class EngineClient:
         while True:
             steps: list[Sequence[TokenDelta]] = []
             reason: str | None = None
+            self._is_handing_out = False
             messages = (await self._in.recv_multipart(), *self._waiting_messages())
+            self._is_handing_out = True
             self._slice_end_s = time.monotonic() + _SLICE_S
             for frames in messages:
                 step: list[TokenDelta] = []
@@ -267,7 +271,7 @@ class EngineClient:
                         case wire.Stats(stats):
                             self._stats = stats
                         case wire.Failed(reason, _):
-                            pass
+                            self._death = self._death or reason  # before the process is seen to have ended, which tells less
                         case _:
                             pass
                     if time.monotonic() > self._slice_end_s:
@@ -331,6 +335,10 @@ class EngineClient:
     async def _watch(self) -> None:
         while self._process.exit_code() is None:  # noqa: ASYNC110 - a process gives no event without a thread of its own
             await asyncio.sleep(_WATCH_INTERVAL_S)
+        for _ in range(_MAX_LAST_LOOKS):
+            await asyncio.sleep(_CONNECT_INTERVAL_S)  # what it sent last is read meanwhile
+            if not self._is_handing_out:
+                break
         self._die(f"the engine process ended with status {self._process.exit_code()}")
 
     def _die(self, reason: str) -> None:

@@ -307,3 +307,37 @@ async def _hand_out_beside_a_scrape(num_steps: int) -> None:
         transport.close()
         theirs.close()
         await client.close(grace_s=0.0)
+
+
+async def test_an_engine_that_ends_is_heard_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its last tokens reach their readers and its own reason is told, although the process is seen to have ended while they are read."""
+    monkeypatch.setattr("paceline.engine.client._SLICE_S", 0.0)  # every delta is a slice
+    monkeypatch.setattr("paceline.engine.client._WATCH_INTERVAL_S", 0.0)
+    process = EngineProcess()
+    client = EngineClient(process)
+    client._bind()
+    port = wire.EnginePort(str(process.directory))
+    names = [f"r{row}" for row in range(300)]
+    inboxes = client._queues = {name: _Inbox(None) for name in names}
+    has_ended = False
+    monkeypatch.setattr(EngineProcess, "exit_code", lambda self: 1 if has_ended else None)
+    by_request = client._by_request
+
+    async def ending(steps: Sequence[Sequence[TokenDelta]]) -> object:
+        nonlocal has_ended
+        has_ended = True
+        return await by_request(steps)
+
+    monkeypatch.setattr(client, "_by_request", ending)
+    tasks = [asyncio.create_task(client._read()), asyncio.create_task(client._watch())]
+    try:
+        port.send_deltas([TokenDelta(name, (1,)) for name in names])
+        port.send(wire.Failed("out of memory", 1))
+        await asyncio.wait_for(tasks[1], 10)
+        assert client._death == "out of memory"
+        assert [list(inbox.deltas)[:2] for inbox in inboxes.values()] == [[TokenDelta(name, (1,)), None] for name in names]
+    finally:
+        for task in tasks:
+            task.cancel()
+        port.close()
+        await client.close(grace_s=0.0)

@@ -1,5 +1,6 @@
 """The frames: everything that crosses survives the round trip, and junk is dropped without harm."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -49,13 +50,21 @@ def test_an_engine_may_connect_before_the_client_binds(tmp_path: Path) -> None:
     context.term()
 
 
-def test_the_port_drops_junk_and_keeps_what_is_valid(tmp_path: Path) -> None:
+@pytest.fixture
+def wired(tmp_path: Path) -> Iterator[tuple[wire.EnginePort, zmq.SyncSocket, zmq.SyncSocket]]:
+    """The engine's port, and the client's sockets: to it, from it."""
     context = zmq.Context()
-    out = context.socket(zmq.PUSH)
+    out, back = context.socket(zmq.PUSH), context.socket(zmq.PULL)
     out.bind(wire.requests_endpoint(str(tmp_path)))
-    back = context.socket(zmq.PULL)
     back.bind(wire.deltas_endpoint(str(tmp_path)))
     port = wire.EnginePort(str(tmp_path))
+    yield port, out, back
+    port.close()
+    context.destroy(linger=0)
+
+
+def test_the_port_drops_junk_and_keeps_what_is_valid(wired: tuple[wire.EnginePort, zmq.SyncSocket, zmq.SyncSocket]) -> None:
+    port, out, back = wired
     launch = wire.Launch(EngineConfig(draft="none"), "/models/x")
     out.send(wire.encode(launch))
     out.send(b"\xc1junk")
@@ -69,25 +78,18 @@ def test_the_port_drops_junk_and_keeps_what_is_valid(tmp_path: Path) -> None:
     port.send_deltas([])  # nothing to say sends nothing
     port.send_deltas([TokenDelta("r1", (9,))])
     assert wire.decode_from_engine(back.recv()) == wire.Deltas((TokenDelta("r1", (9,)),))
-    port.close()
-    context.destroy(linger=0)
 
 
-def test_the_deltas_of_a_large_step_are_one_message_of_small_frames(tmp_path: Path) -> None:
-    context = zmq.Context()
-    out = context.socket(zmq.PUSH)
-    out.bind(wire.requests_endpoint(str(tmp_path)))
-    back = context.socket(zmq.PULL)
-    back.bind(wire.deltas_endpoint(str(tmp_path)))
-    port = wire.EnginePort(str(tmp_path))
+def test_the_deltas_of_a_large_step_are_one_message_of_small_frames(
+    wired: tuple[wire.EnginePort, zmq.SyncSocket, zmq.SyncSocket],
+) -> None:
+    port, _, back = wired
     step = [TokenDelta(f"r{number}", (number,)) for number in range(300)]
     port.send_deltas(step)
     messages = [wire.decode_from_engine(frame) for frame in back.recv_multipart()]
     parts = [message.deltas for message in messages if isinstance(message, wire.Deltas)]
     assert [len(part) for part in parts] == [128, 128, 44]
     assert [delta for part in parts for delta in part] == step
-    port.close()
-    context.destroy(linger=0)
 
 
 def test_an_engine_without_a_parent_stops_waiting_for_its_launch(tmp_path: Path) -> None:
