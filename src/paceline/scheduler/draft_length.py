@@ -47,7 +47,10 @@ class DraftLengthPolicy(Protocol):
     """Decides draft lengths. Called by the scheduler only."""
 
     def stays_plain(self, request_ids: Sequence[str]) -> bool:
-        """Whether this step of just these rows, all in decode, has no drafts by an earlier decision; else `allot` is to be asked."""
+        """Whether this step of just these rows, all in decode, has no drafts by an earlier decision; else `allot` is to be asked.
+
+        True counts as a planned step.
+        """
         ...
 
     def allot(self, rows: Sequence[DraftRow], num_tokens_left: int) -> list[int]:
@@ -222,8 +225,8 @@ class GuardedDraftLength:
         self._quiet_band, self._quiet_state = band, state
         self._quiet_version = self._acceptance.version
         self._quiet_until = self._step + _QUIET_STEPS
-        next_trial = self._trials.next_step(self._quiet_rows)
-        if next_trial > self._step:
+        next_trial = self._trials.next_step(self._quiet_rows, self._step)
+        if next_trial is not None:
             self._quiet_until = min(self._quiet_until, next_trial)
 
     def _lengths(self, batch: _Batch) -> tuple[GuardState, list[int]]:

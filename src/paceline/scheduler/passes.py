@@ -206,6 +206,8 @@ class StepBuilder:
         """Whether nothing of this pass is needed: most steps of an engine whose drafter does not pay."""
         if any(work.kind is SpanKind.PREFILL for work in works):
             return False
+        if not any(work.row.draft_cap for work in works):
+            return True  # asked for without drafts: no dearer than without a drafter
         return self._policy.stays_plain([work.row.request.request_id for work in works])
 
     def _draft_row(self, work: Work) -> DraftRow:

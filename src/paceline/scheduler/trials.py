@@ -46,10 +46,10 @@ class Trials:
             retry = self._retries[key] = _Retry(step + FIRST_INTERVAL_STEPS // 2)
         return step >= max(retry.due_step, self._next_step)
 
-    def next_step(self, keys: Iterable[str]) -> int:
-        """The first step in which one of `keys` is due; 0 if none of them is known."""
-        dues = [self._retries[key].due_step for key in keys if key in self._retries]
-        return max(min(dues), self._next_step) if dues else 0
+    def next_step(self, keys: Iterable[str], step: int) -> int | None:
+        """The first step after `step` in which another of `keys` becomes due; None if none is known to."""
+        dues = (max(self._retries[key].due_step, self._next_step) for key in keys if key in self._retries)
+        return min((due for due in dues if due > step), default=None)
 
     def can_lose(self, loss_ms: float, elapsed_ms: float, plain_ms: float) -> bool:
         """Whether the budget covers one more trial."""

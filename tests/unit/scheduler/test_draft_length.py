@@ -11,6 +11,7 @@ from paceline.scheduler import allotment, trials
 from paceline.scheduler.cost import NUM_REFERENCE_STEPS
 from paceline.scheduler.draft_length import DraftRow, FullDraftLength, GuardedDraftLength, NoDraftLength
 from paceline.scheduler.scheduler import Scheduler
+from paceline.scheduler.trials import Trial, Trials
 from tests.fakes.drafting_world import CPU_CURVE, FLAT_CURVE, Curve, Drafter, Independent, World, measured_costs, world_facts
 from tests.fakes.fake_executor import ToyDrafter
 from tests.unit.scheduler.driver import Driver, make_config, make_facts, make_request
@@ -128,6 +129,31 @@ def test_through_the_scheduler_the_policy_is_asked_for_few_of_the_plain_steps() 
     driver.run()
     driver.check_outputs()
     assert policy.num_decisions < 100
+
+
+def test_rows_that_ask_for_no_drafts_cost_what_they_cost_without_a_drafter() -> None:
+    """They are the plain arm of every proof."""
+    policy = Asked(make_facts())
+    driver = Driver(make_facts(max_draft_length=5), make_config(), policy=policy, drafter=ToyDrafter(0.9, 1.0))
+    driver.add(replace(make_request("a", (1, 2), 100, ignore_eos=True), max_draft_length=0))
+    driver.run()
+    driver.check_outputs()
+    assert policy.num_decisions == 1, "of the prompt"
+    driver.add(make_request("b", (1, 2), 100, ignore_eos=True))
+    driver.run()
+    assert policy.num_decisions > 2
+
+
+def test_a_trial_that_is_overdue_hides_no_other() -> None:
+    trials = Trials()
+    assert trials.next_step(["a", "b"], 0) is None
+    assert not trials.is_due("a", 0)  # from step 4 on
+    assert not trials.is_due("b", 98)  # from step 102 on
+    assert trials.next_step(["a", "b"], 100) == 102
+    assert trials.next_step(["a", "b"], 102) is None
+    trials.begin("b", Trial("b", 1, 1.0), 102)  # nothing is tried before 103, nor b before 110
+    assert trials.next_step(["a", "b"], 102) == 103
+    assert trials.next_step(["b"], 102) == 110
 
 
 def test_without_a_drafter_nobody_is_asked() -> None:
