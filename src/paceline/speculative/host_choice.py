@@ -16,12 +16,14 @@ from paceline.native.library import Library, load
 def choose_on_host(logits: torch.Tensor, rows: HostRows, widths: list[int]) -> list[int] | None:
     """What `verify.choose` gives for `widths[b]` consecutive rows of `logits` `[R, V]` f32 of each row b, one output index after another.
 
-    None where the native library is not there or cannot tell: on another device, with cuts, with two tokens too close to call, or with
-    logits that are not finite.
+    None where the native library is not there or cannot tell: on another device, for other numbers than float32, with cuts, with two
+    tokens too close to call, or with logits that are not finite. Raises ValueError for fewer rows than are named.
     """
     library = load()
-    if not isinstance(library, Library) or not logits.is_cpu or not logits.is_contiguous():
+    if not isinstance(library, Library) or not logits.is_cpu or not logits.is_contiguous() or logits.dtype is not torch.float32:
         return None
+    if logits.shape[0] < sum(widths):  # C reads as many rows as are named
+        raise ValueError(f"{sum(widths)} rows of logits are to be judged, {logits.shape[0]} are there")
     vocab_size = logits.shape[1]
     if any(_is_cut(params, vocab_size) for params in rows.sampling):
         return None

@@ -74,3 +74,12 @@ def test_logits_that_are_not_finite_are_left_to_the_tensors(sampling: SamplingPa
 
 def test_logits_in_pieces_are_left_to_the_tensors() -> None:
     assert choose_on_host(_logits(50, 0)[:, ::2], _rows(GREEDY, GREEDY, GREEDY, GREEDY), WIDTHS) is None
+
+
+def test_what_c_would_read_otherwise_is_not_given_to_it() -> None:
+    rows = _rows(GREEDY, GREEDY, GREEDY, GREEDY)
+    assert choose_on_host(_logits(17, 0), rows, WIDTHS) is not None
+    assert choose_on_host(_logits(17, 0).double(), rows, WIDTHS) is None
+    assert choose_on_host(_logits(17, 0).half(), rows, WIDTHS) is None
+    with pytest.raises(ValueError, match="6 rows of logits are to be judged, 5 are there"):
+        choose_on_host(_logits(17, 0)[:5], rows, WIDTHS)
