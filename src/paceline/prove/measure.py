@@ -28,7 +28,7 @@ from paceline.prove.record import Arm, BlockRun, Phase, RecordedConversation, Re
 from paceline.prove.replay import Replay, has_equal_work, num_lost, played, reason_to_replay, recording_of
 from paceline.prove.schedule import Point, Run, schedule
 from paceline.prove.server import examine, gives_length, length_fields, request_fields
-from paceline.prove.sides import Side, check_comparable, of_shared_cache, told
+from paceline.prove.sides import Side, check_comparable, of_shared_cache, told, uncertain_caches
 from paceline.prove.tokens import TokenCounter
 
 MAX_LAG_MS = 5.0  # of the measuring process at the 99th percentile; beyond it the times are its own as well
@@ -169,6 +169,8 @@ class _Work:
         if number := num_lost(self._plan.dataset.prompts, self._replay.recording):
             self._warnings[f"{number:,} conversations are not recorded to their end, and are measured only as far as they are"] += 1
         self._settle_replay(why)
+        if warning := uncertain_caches(self._plan, self._sides):
+            self._warnings[warning] += 1
         await self._warm_other_cache()
         return True
 

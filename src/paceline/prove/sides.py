@@ -1,5 +1,6 @@
 """The servers of a measurement, one for each arm, and what has to be known of the two together. For `measure.py`."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from paceline.errors import BadInputError
@@ -45,6 +46,17 @@ def of_shared_cache(plan: Plan, sides: dict[Arm, Side]) -> list[str]:
         f"{facts.base_url} {seen} requests with another cache_salt apart in its prefix cache, and both arms ask it: the arm that comes "
         "second may find the first one's prompts there; start the server without prefix caching, or look at the cached tokens"
     ]
+
+
+def uncertain_caches(plan: Plan, sides: Mapping[Arm, Side]) -> str | None:
+    """What may favour the plain arm of a replay: from the second turn on it is given what it said itself, and may have it in its cache."""
+    unknown = sorted({side.facts.base_url for side in sides.values() if side.facts.separates_salts is not True})
+    if plan.baseline_url is None or not unknown or all(len(prompt.turns) == 1 for prompt in plan.dataset.prompts):
+        return None
+    return (
+        f"{' and '.join(unknown)} may answer replayed turns from a prefix cache that holds the plain arm's own answers: a cache_salt "
+        "was not seen to keep them apart; start the servers without prefix caching, or look at the cached tokens"
+    )
 
 
 def told(plan: Plan) -> dict[str, object]:

@@ -222,6 +222,7 @@ async def test_the_other_servers_cache_is_warmed_alike(run: Callable[..., Any], 
         got = await run(server, concurrencies=(2,), baseline_url=other.url)
     arms = {record.arm for record in measured(got, Phase.RECORD)}
     assert arms == ({Arm.BASELINE} if keeps_apart else set(Arm))
+    assert any("holds the plain arm's own answers" in warning for warning in got.warnings) is not keeps_apart
     assert all(record.is_replayed for record in measured(got))
     assert judge(got, None, OPTIONS).verdict is not Verdict.INVALID
 
