@@ -63,7 +63,7 @@ static void add_row(const pl_model *model, int32_t row, int32_t is_split, attend
 {
     const pl_batch *batch = model->batch;
     const int32_t num_tokens = row_tokens(batch, row), block = block_tokens(&model->shape);
-    /* The last tokens see most keys, and the last split is a part: the long tasks come first, and no thread is left alone with one. */
+    /* The last tokens see most keys, and the last split is a part: the long tasks come first in every thread's stretch of them. */
     for (int32_t first = (num_tokens - 1) / block * block; first >= 0 && num_tokens > 0; first -= block) {
         const int32_t count = smaller(block, num_tokens - first), splits = num_splits(last_key(batch, row, first + count - 1));
         const int32_t step = is_split ? 1 : splits, token = batch->query_start[row] + first;
