@@ -66,7 +66,7 @@ def verify(effort: Effort) -> list[Figure]:
 
     def step_s(llm: LLM, number: int) -> float:
         stats = ask(llm, [window(llm, number)], 64)[0].stats
-        return stats.decode_ms / 1e3 / (stats.draft.num_spec_steps + stats.draft.num_plain_steps - 1)
+        return stats.decode_ms / 1e3 / (stats.draft.num_spec_steps + stats.draft.num_plain_steps)
 
     (drafted_s, single_s), dropped = _rounds((lambda number: step_s(drafted, number), lambda number: step_s(single, number)), effort)
     one = scaled(median_of(single_s), 1e3)
